@@ -1,0 +1,79 @@
+"""The contract of an algorithm: advantages and loss, pure. It never logs and holds no state.
+
+Letters: N samples of the batch, S sequences of a micro-batch, M loss tokens of a micro-batch.
+Only tokens with loss_mask 1 reach an algorithm, so no masks appear in the maths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rlpost.metrics import Metric
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OutcomeInputs:
+    """The whole batch's scalars, the same on every rank. rewards may hold NaN (missing)."""
+
+    rewards_N: torch.Tensor  # float64
+    group_ids: Sequence[str]  # [N]
+    response_lengths_N: torch.Tensor  # int64, loss tokens of each sample
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """This rank's loss tokens of one optimizer step, sequences end to end (M tokens of S)."""
+
+    outcome_S: torch.Tensor  # outcome advantage (or reward, see Algorithm) of each sequence
+    lengths_S: torch.Tensor  # int64, loss tokens of each sequence; sums to M
+    old_logprobs_M: torch.Tensor
+    ref_logprobs_M: torch.Tensor | None
+    reduce_sum: Callable[[torch.Tensor], torch.Tensor]  # sums a small tensor over data-parallel ranks
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """One micro-batch of the current optimizer step. Gradients flow through the first two only.
+
+    weights_M already holds the aggregation over the *whole* optimizer step, across micro-batches
+    and ranks: a loss term is sum(weights_M * per_token_loss_M), never a mean.
+    """
+
+    logprobs_M: torch.Tensor  # current policy
+    entropy_M: torch.Tensor  # full-vocabulary entropy, nats
+    old_logprobs_M: torch.Tensor
+    rollout_logprobs_M: torch.Tensor
+    ref_logprobs_M: torch.Tensor | None
+    advantages_M: torch.Tensor
+    weights_M: torch.Tensor
+    sequence_M: torch.Tensor  # int64, 0..S-1, ascending: which sequence a token belongs to
+    num_sequences: int
+
+
+class Algorithm(Protocol):
+    """One file per algorithm; built from its Config.
+
+    `passes`: the passes it needs before training, in order ("old_logprobs", "ref_logprobs").
+    """
+
+    @property
+    def passes(self) -> tuple[str, ...]: ...
+
+    def outcome(self, inputs: OutcomeInputs) -> torch.Tensor:
+        """[N] what each sample carries into `token_advantages` (group-normalised for GRPO)."""
+
+    def token_advantages(self, inputs: TokenInputs) -> torch.Tensor:
+        """[M] advantages; whitening and the like use `reduce_sum` over ranks."""
+
+    def aggregation_weights(
+        self, lengths_S: torch.Tensor, total_tokens: int, total_sequences: int
+    ) -> torch.Tensor:
+        """[M] weight of each loss token; totals are those of the whole optimizer step."""
+
+    def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, Metric]]:
+        """Scalar loss to minimise and its metrics (detached)."""

@@ -1,0 +1,83 @@
+"""The contract of one trainer rank. All ranks of a role are called together (SPMD).
+
+Every implementation passes tests/contract/test_trainer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlpost.engines.base import WeightChunk
+from rlpost.metrics import Metric
+from rlpost.types import BatchView, PassResult
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """Who a rank is. `world_size` = tensor x pipeline x data parallel."""
+
+    role: str  # actor, reference, ...
+    rank: int
+    world_size: int
+    master_address: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One rank's share of a batch's optimizer steps; driver merges `metrics` over ranks.
+
+    `skipped_steps`: optimizer steps skipped for a non-finite gradient (equal on all ranks).
+    """
+
+    metrics: Mapping[str, Metric]
+    skipped_steps: int
+    seconds: float
+
+
+class TrainerRank(Protocol):
+    """One rank of a role."""
+
+    def setup(self) -> dict[str, float]:
+        """Joins the process group, builds and loads the model. Returns phase -> seconds."""
+
+    def data_parallel_rank(self) -> int: ...
+
+    def compute_logprobs(self, view: BatchView, column: str) -> PassResult:
+        """Log-probs of every loss token of the rank's rows, as per-token column `column`.
+
+        NaN where loss_mask is 0. At the sampling temperature given in the trainer's config.
+        """
+
+    def train(self, view: BatchView) -> TrainResult:
+        """One optimizer step per minibatch of the view. Raises TrainerError."""
+
+    def export_weights(self, dtype: str) -> list[WeightChunk]:
+        """Hugging Face tensors owned by this rank (empty unless it is the exporting rank)."""
+
+    def save_hf(self, path: str) -> None:
+        """Writes a complete Hugging Face folder (all ranks call; one writes)."""
+
+    def save(self, path: str) -> None:
+        """Writes weights, optimizer, schedule and RNG under `path` (all ranks call)."""
+
+    def load(self, path: str) -> None:
+        """Restores what save() wrote. Raises CheckpointError."""
+
+    def offload(self) -> None:
+        """Moves model and optimizer state out of the device's memory (no-op where CPU is it)."""
+
+    def onload(self) -> None: ...
+
+    def parameters_hash(self) -> str:
+        """sha256 over this rank's parameters: equal hashes mean bit-equal parameters."""
+
+    def memory(self) -> dict[str, float]:
+        """`rss_bytes` and, on a GPU, `device_bytes` and their peaks."""
+
+
+def split_rows(view: BatchView, data_parallel_rank: int) -> Sequence[tuple[str, ...]]:
+    """This rank's sample ids, one tuple per minibatch."""
+    return [shares[data_parallel_rank] for shares in view.minibatches]
