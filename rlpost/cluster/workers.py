@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from rlpost.errors import DeadlineError, WorkerDiedError
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Resources of one worker. `env` is set before the worker imports anything."""
+    """Resources of one worker. `env` is set before the hosted object is imported."""
 
     num_cpus: float
     num_gpus: float
@@ -24,11 +23,12 @@ class Placement:
 
 
 class Worker:
-    """Handle of one remote object. `call` awaits a method of it."""
+    """Handle of one remote object; picklable, so that workers can call each other."""
 
-    def __init__(self, *, role: str, rank: int, actor: Any) -> None:
+    def __init__(self, *, role: str, rank: int, actor: Any, log_path: str) -> None:
         self.role = role
         self.rank = rank
+        self.log_path = log_path
         self._actor = actor
 
     def __repr__(self) -> str:
@@ -36,20 +36,33 @@ class Worker:
 
     async def call(self, method: str, *args: Any, deadline_s: float, **kwargs: Any) -> Any:
         """Calls `method` there. Raises what it raised, DeadlineError, or WorkerDiedError."""
-        started = time.monotonic()
-        ref = getattr(self._actor, method).remote(*args, **kwargs)
+        return await self._wait(method, self._actor.call.remote(method, args, kwargs), deadline_s)
+
+    async def create(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, deadline_s: float
+    ) -> None:
+        """Builds the hosted object."""
+        name = getattr(target, "__name__", str(target))
+        await self._wait(name, self._actor.create.remote(target, args, kwargs), deadline_s)
+
+    async def pid(self, deadline_s: float = 30.0) -> int:
+        return int(await self._wait("pid", self._actor.pid.remote(), deadline_s))
+
+    async def _wait(self, method: str, ref: Any, deadline_s: float) -> Any:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(ref.future()), deadline_s)
         except TimeoutError as error:
-            waited = time.monotonic() - started
             raise DeadlineError(
-                f"{self!r} did not answer {method}() within {waited:.0f} s "
-                f"(deadline {deadline_s:g} s)"
+                f"{self!r} did not answer {method}() within {deadline_s:g} s; "
+                f"its log is {self.log_path}"
             ) from error
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            raise WorkerDiedError(f"{self!r} died during {method}(): {error}") from error
+            raise WorkerDiedError(
+                f"{self!r} died during {method}() (killed, crashed or out of memory); "
+                f"its log is {self.log_path}"
+            ) from error
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -68,16 +81,21 @@ class WorkerGroup:
 
     async def call(self, method: str, *args: Any, deadline_s: float, **kwargs: Any) -> list[Any]:
         """Calls all ranks at once; results in rank order. The first failure fails the call."""
-        calls = [
-            asyncio.create_task(worker.call(method, *args, deadline_s=deadline_s, **kwargs))
-            for worker in self.workers
-        ]
-        try:
-            return list(await asyncio.gather(*calls))
-        finally:
-            for call in calls:
-                call.cancel()
+        return await gather(
+            worker.call(method, *args, deadline_s=deadline_s, **kwargs) for worker in self.workers
+        )
 
     def kill(self) -> None:
         for worker in self.workers:
             worker.kill()
+
+
+async def gather(coroutines: Any) -> list[Any]:
+    """Like asyncio.gather, but a failure cancels the others and waits until they are gone."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,50 @@
+"""What runs inside a worker process: it hosts one plain object and forwards calls to it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+
+class Host:
+    """Creates `target(*args, **kwargs)` and calls its methods.
+
+    Plain methods run one at a time in a single thread (process groups and autograd want one);
+    coroutines run on the event loop. Either way the process still answers `pid`.
+    """
+
+    def __init__(self, *, env: Mapping[str, str], cores: Sequence[int], log_path: str) -> None:
+        os.environ.update(env)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        _redirect_output(Path(log_path))
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._object: Any = None
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def create(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        self._object = await loop.run_in_executor(self._thread, lambda: target(*args, **kwargs))
+
+    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        function = getattr(self._object, method)
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
+
+def _redirect_output(path: Path) -> None:
+    """Libraries print to the process's own log file, not into the user's progress view."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
