@@ -1,0 +1,118 @@
+"""What is committed together: weights, optimizer, data position, policy version, export.
+
+A checkpoint is a folder `step_000123` with `manifest.json`, written last: it lists every file with
+its size and sha256. The folder is built under a hidden name and renamed when complete, so a
+half-written one can't be chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlpost.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rlpost.cluster.workers import WorkerGroup
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class CheckpointerConfig:
+    """`save_interval` and `keep_last` count steps and folders; `deadline_s` bounds each part."""
+
+    save_interval: NonNegativeInt
+    keep_last: PositiveInt
+    deadline_s: PositiveFloat
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints of one run."""
+
+    Config = CheckpointerConfig
+
+    def __init__(self, config: CheckpointerConfig, *, directory: Path) -> None:
+        self.config = config
+        self.directory = directory
+
+    def due(self, step: int, *, epoch_end: bool, last: bool) -> bool:
+        """Whether a save follows after `step` finished steps."""
+        interval = self.config.save_interval
+        return last or epoch_end or (interval > 0 and step % interval == 0)
+
+    async def save(
+        self, step: int, *, roles: Mapping[str, WorkerGroup], export: str, state: Mapping[str, Any]
+    ) -> Path:
+        """Saves every role, the Hugging Face export of role `export`, and the driver's state."""
+        final = self.directory / f"step_{step:06d}"
+        partial = self.directory / f".partial_{final.name}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        deadline_s = self.config.deadline_s
+        for role, group in roles.items():
+            await group.call("save", str(partial / role), deadline_s=deadline_s)
+        await roles[export].call("save_hf", str(partial / "hf"), deadline_s=deadline_s)
+        (partial / STATE).write_text(json.dumps(state))
+        write_manifest(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+        self._prune()
+        return final
+
+    async def load(self, folder: Path, *, roles: Mapping[str, WorkerGroup]) -> dict[str, Any]:
+        """Restores every role and returns the driver's state. Raises CheckpointError."""
+        verify_manifest(folder)
+        for role, group in roles.items():
+            await group.call("load", str(folder / role), deadline_s=self.config.deadline_s)
+        state: dict[str, Any] = json.loads((folder / STATE).read_text())
+        return state
+
+    def _prune(self) -> None:
+        complete = sorted(path.parent for path in self.directory.glob(f"step_*/{MANIFEST}"))
+        for folder in complete[: -self.config.keep_last]:
+            shutil.rmtree(folder)
+
+
+def write_manifest(folder: Path) -> None:
+    """Lists every file below `folder`, then appears by atomic rename."""
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    draft = folder / f".{MANIFEST}"
+    draft.write_text(json.dumps({"files": files}, indent=1))
+    os.replace(draft, folder / MANIFEST)
+
+
+def verify_manifest(folder: Path) -> None:
+    """Raises CheckpointError naming the part that is missing or damaged, and an older one."""
+    if not (folder / MANIFEST).is_file():
+        raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}{_older(folder)}")
+    for name, entry in json.loads((folder / MANIFEST).read_text())["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{folder} lacks {name}{_older(folder)}")
+        if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
+            raise CheckpointError(f"{folder} is damaged: {name} has changed{_older(folder)}")
+
+
+def _older(folder: Path) -> str:
+    others = sorted(path.parent for path in folder.parent.glob(f"step_*/{MANIFEST}"))
+    others = [path for path in others if path.name < folder.name]
+    return f"; the previous complete one is {others[-1]}" if others else ""
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,77 @@
+"""From scored groups to what each role receives. Pure: no workers, no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlpost.data.balance import balanced_split
+from rlpost.types import BatchScalars, BatchView, BlockRef, GroupHandle
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One training batch on the driver: handles only. `dropped` maps prompt key -> reason."""
+
+    step: int
+    groups: tuple[GroupHandle, ...]
+    dropped: tuple[tuple[GroupHandle, str], ...]
+
+    @property
+    def blocks(self) -> tuple[BlockRef, ...]:
+        return tuple(group.block for group in self.groups)
+
+
+def scalars_of(groups: Sequence[GroupHandle]) -> BatchScalars:
+    """Flattens the groups' scalars, sample by sample, in group order."""
+    return BatchScalars(
+        sample_ids=tuple(name for group in groups for name in group.sample_ids),
+        group_ids=tuple(group.prompt_key for group in groups for _ in group.sample_ids),
+        rewards=tuple(reward for group in groups for reward in group.rewards),
+        lengths=tuple(length for group in groups for length in group.lengths),
+        loss_tokens=tuple(tokens for group in groups for tokens in group.loss_tokens),
+    )
+
+
+def view_for(
+    batch: Batch, *, blocks: Sequence[BlockRef], data_parallel_size: int, num_minibatches: int
+) -> BatchView:
+    """The batch as one role takes it: rows spread over its ranks, balanced by tokens.
+
+    A minibatch holds whole groups, in batch order, so that the optimizer steps of a batch do not
+    depend on how many ranks there are.
+    """
+    per_minibatch = math.ceil(len(batch.groups) / num_minibatches)
+    chunks = [
+        batch.groups[start : start + per_minibatch]
+        for start in range(0, len(batch.groups), per_minibatch)
+    ]
+    return BatchView(
+        step=batch.step,
+        blocks=tuple(blocks),
+        scalars=scalars_of(batch.groups),
+        minibatches=tuple(_spread(chunk, data_parallel_size) for chunk in chunks),
+    )
+
+
+def _spread(groups: Sequence[GroupHandle], num_ranks: int) -> tuple[tuple[str, ...], ...]:
+    scalars = scalars_of(groups)
+    shares = balanced_split(scalars.lengths, num_ranks)
+    return tuple(tuple(scalars.sample_ids[row] for row in share) for share in shares)
+
+
+def drop_reason(group: GroupHandle, *, drop_constant: bool) -> str:
+    """Why a group can't or shouldn't be trained; "" if it is fine.
+
+    `drop_constant` is DAPO's dynamic sampling [arXiv:2503.14476, eq. 11]: a group whose rewards are
+    all equal has no gradient. A group of one is not constant, it is single.
+    """
+    if group.failure:
+        return group.failure
+    known = [reward for reward in group.rewards if not math.isnan(reward)]
+    if not known:
+        return "no_reward"
+    if drop_constant and len(group.rewards) > 1 and max(known) - min(known) < 1e-9:
+        return "constant_reward"
+    return ""

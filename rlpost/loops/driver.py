@@ -1,0 +1,251 @@
+"""The verbs every loop is written in. One driver per run; it holds handles and small scalars."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlpost.errors import BudgetError
+from rlpost.loops import report
+from rlpost.loops.batches import Batch, drop_reason, view_for
+from rlpost.metrics import merge, results
+from rlpost.types import BlockRef, GroupHandle, PassResult
+
+if TYPE_CHECKING:
+    from rlpost.algorithms.base import Algorithm
+    from rlpost.checkpoint import Checkpointer
+    from rlpost.cluster.workers import Worker, WorkerGroup
+    from rlpost.data.ledger import Ledger
+    from rlpost.loops.evaluation import Evaluator
+    from rlpost.loops.rollouts import Rollouts
+    from rlpost.tracking.recorder import Recorder
+    from rlpost.weight_sync.transaction import WeightSync
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Batch arithmetic of the run, fixed before it starts."""
+
+    num_steps: int
+    steps_per_epoch: int
+    prompts_per_step: int
+    num_minibatches: int
+    step_deadline_s: float
+
+    def is_last(self, step: int) -> bool:
+        return step == self.num_steps
+
+    def is_epoch_end(self, step: int) -> bool:
+        return step > 0 and step % self.steps_per_epoch == 0
+
+
+@dataclass(frozen=True)
+class Role:
+    """A trainer role: its ranks and how many rows-takers (data-parallel ranks) they form."""
+
+    group: WorkerGroup
+    data_parallel_size: int
+
+
+@dataclass
+class Driver:
+    """Services of a run and its position. `step` counts finished batches."""
+
+    schedule: Schedule
+    algorithm: Algorithm
+    roles: dict[str, Role]
+    engines: list[Worker]
+    rollouts: Rollouts
+    ledger: Ledger
+    weight_sync: WeightSync | None
+    evaluator: Evaluator | None
+    checkpointer: Checkpointer
+    recorder: Recorder
+    drop_constant: bool
+    step: int = 0
+    policy_version: int = 0
+    resumed: bool = False
+    last_checkpoint: Path | None = None
+    _blocks: list[BlockRef] = field(default_factory=list)
+    _writing: asyncio.Task[None] | None = None
+
+    @property
+    def actor(self) -> Role:
+        return self.roles["actor"]
+
+    # -- take a batch ------------------------------------------------------------------------
+
+    async def take_batch(self, *, max_draw_factor: float) -> Batch:
+        """Draws until the batch is full; what can't be trained is replaced exactly."""
+        wanted = self.schedule.prompts_per_step
+        kept: list[GroupHandle] = []
+        dropped: list[tuple[GroupHandle, str]] = []
+        with self.recorder.span("rollout"):
+            while len(kept) < wanted:
+                self._check_draw_budget(wanted, len(kept), dropped, max_draw_factor)
+                await self._draw_round(wanted - len(kept), kept, dropped)
+        return Batch(self.step, tuple(kept), tuple(dropped))
+
+    async def _draw_round(
+        self, count: int, kept: list[GroupHandle], dropped: list[tuple[GroupHandle, str]]
+    ) -> None:
+        prompts = [self.ledger.draw() for _ in range(count)]
+        for group in await self.rollouts.generate(prompts):
+            reason = drop_reason(group, drop_constant=self.drop_constant)
+            self.ledger.settle(group.prompt_key, reason)
+            if reason:
+                dropped.append((group, reason))
+            else:
+                kept.append(group)
+
+    def _check_draw_budget(
+        self,
+        wanted: int,
+        kept: int,
+        dropped: Sequence[tuple[GroupHandle, str]],
+        max_draw_factor: float,
+    ) -> None:
+        drawn = kept + len(dropped)
+        if drawn > wanted * max_draw_factor:
+            reasons = sorted({reason for _, reason in dropped})
+            raise BudgetError(
+                f"step {self.step + 1}: {len(dropped)} of {drawn} prompts were dropped "
+                f"({', '.join(reasons)}) and the batch still lacks {wanted - kept} of {wanted}; "
+                f"look at samples/ and the reward, or raise loop.max_draw_factor"
+            )
+
+    # -- passes and training -----------------------------------------------------------------
+
+    async def run_passes(self, batch: Batch) -> None:
+        """Adds the columns the algorithm asks for; passes of different roles run side by side."""
+        self._blocks = list(batch.blocks)
+        with self.recorder.span("logprobs"):
+            await asyncio.gather(*(self._run_pass(batch, name) for name in self.algorithm.passes))
+
+    async def _run_pass(self, batch: Batch, name: str) -> None:
+        role = self.roles["reference" if name == "ref_logprobs" else "actor"]
+        view = view_for(
+            batch,
+            blocks=batch.blocks,
+            data_parallel_size=role.data_parallel_size,
+            num_minibatches=self.schedule.num_minibatches,
+        )
+        parts: list[PassResult] = await role.group.call(
+            "compute_logprobs", view, name, deadline_s=self.schedule.step_deadline_s
+        )
+        self._blocks.extend(part.block for part in parts if part.block is not None)
+
+    async def train(self, batch: Batch) -> dict[str, float]:
+        """The batch's optimizer steps; returns metrics reduced over ranks."""
+        view = view_for(
+            batch,
+            blocks=self._blocks,
+            data_parallel_size=self.actor.data_parallel_size,
+            num_minibatches=self.schedule.num_minibatches,
+        )
+        with self.recorder.span("train"):
+            parts = await self.actor.group.call(
+                "train", view, deadline_s=self.schedule.step_deadline_s
+            )
+        self._blocks.extend(part.block for part in parts if part.block is not None)
+        self.step += 1
+        metrics = results(merge(part.metrics for part in parts))
+        return metrics | {"train/skipped_steps": float(parts[0].skipped_steps)}
+
+    # -- publish, save, eval -----------------------------------------------------------------
+
+    async def publish(self, *, full: bool = False) -> None:
+        """One weight-update transaction: engines serve `policy_version` when it returns."""
+        if self.weight_sync is None:
+            return
+        with self.recorder.span("weight_sync"):
+            timings = await self.weight_sync.push(
+                self.policy_version, self.actor.group, self.engines, full=full
+            )
+        self.recorder.add({f"time/weight_sync/{name}_s": value for name, value in timings.items()})
+
+    async def save_if_due(self) -> None:
+        if not self.checkpointer.due(
+            self.step,
+            epoch_end=self.schedule.is_epoch_end(self.step),
+            last=self.schedule.is_last(self.step),
+        ):
+            return
+        with self.recorder.span("save"):
+            self.last_checkpoint = await self.checkpointer.save(
+                self.step,
+                roles={"actor": self.actor.group},
+                export="actor",
+                state=self.state_dict(),
+            )
+
+    async def eval_if_due(self) -> None:
+        if self.evaluator is None or not self.evaluator.due(
+            self.step,
+            epoch_end=self.schedule.is_epoch_end(self.step),
+            last=self.schedule.is_last(self.step),
+        ):
+            return
+        with self.recorder.span("eval"):
+            self.recorder.add(await self.evaluator.run(self.rollouts))
+
+    # -- records -----------------------------------------------------------------------------
+
+    def record(self, batch: Batch, metrics: dict[str, float], *, staleness: float) -> None:
+        """Everything of one finished step that is known without waiting."""
+        self.ledger.mark_trained([group.prompt_key for group in batch.groups])
+        self.ledger.check()
+        generated = report.generated_tokens(batch)
+        trained = metrics.pop("perf/trained_tokens", 0.0)
+        self.recorder.add(metrics | report.rollout_metrics(batch) | self.ledger.metrics())
+        self.recorder.add(
+            {
+                "policy/version": float(self.policy_version),
+                "policy/staleness/max": staleness,
+                "perf/generated_tokens": float(generated),
+                "perf/trained_tokens": trained,
+            }
+        )
+        self.recorder.rate("perf/generated_tokens_per_s", generated, "generate")
+        self.recorder.rate("perf/trained_tokens_per_s", trained, "train")
+
+    async def write_samples(self, batch: Batch) -> None:
+        """Writes the step's samples beside the next step's work; the one before has to be done."""
+        await self.wait_for_samples()
+        entries = [(group, "trained") for group in batch.groups] + list(batch.dropped)
+        call = self.rollouts.worker.call(
+            "write_samples",
+            batch.step + 1,
+            entries,
+            tuple(self._blocks),
+            deadline_s=self.schedule.step_deadline_s,
+        )
+        self._writing = asyncio.ensure_future(call)
+
+    async def wait_for_samples(self) -> None:
+        if self._writing is not None:
+            await self._writing
+            self._writing = None
+
+    # -- resume ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The driver's part of a checkpoint."""
+        return {
+            "step": self.step,
+            "policy_version": self.policy_version,
+            "ledger": self.ledger.state_dict(),
+        }
+
+    async def resume(self, folder: Path) -> None:
+        """Goes on from a checkpoint: weights, optimizer, data position and policy version."""
+        state = await self.checkpointer.load(folder, roles={"actor": self.actor.group})
+        self.step = int(state["step"])
+        self.policy_version = int(state["policy_version"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.resumed = True
+
+

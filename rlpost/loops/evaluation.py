@@ -1,0 +1,74 @@
+"""Held-out accuracy under one policy version."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlpost.types import GroupHandle, Sampling
+
+if TYPE_CHECKING:
+    from rlpost.data.base import PromptSource
+    from rlpost.loops.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """`data` is a prompt source section; `interval` counts steps."""
+
+    data: Any
+    num_prompts: PositiveInt | None
+    num_samples: PositiveInt
+    interval: NonNegativeInt
+    before_training: bool
+    temperature: NonNegativeFloat
+    top_p: PositiveFloat
+
+
+class Evaluator:
+    """Asks the first `num_prompts` prompts of its source and reports mean accuracy."""
+
+    Config = EvaluatorConfig
+
+    def __init__(
+        self, config: EvaluatorConfig, *, source: PromptSource, max_response_tokens: int
+    ) -> None:
+        self.config = config
+        self.source = source
+        self._sampling = Sampling(
+            temperature=config.temperature, top_p=config.top_p, max_tokens=max_response_tokens
+        )
+
+    def due(self, step: int, *, epoch_end: bool, last: bool) -> bool:
+        """Whether an eval follows after `step` finished steps (0 = before training)."""
+        if step == 0:
+            return self.config.before_training
+        interval = self.config.interval
+        return last or epoch_end or (interval > 0 and step % interval == 0)
+
+    async def run(self, rollouts: Rollouts) -> dict[str, float]:
+        """Metrics `eval/<data set>/...`; answers that could not be judged count in `missing`."""
+        count = min(self.config.num_prompts or len(self.source), len(self.source))
+        prompts = [self.source.get(0, index) for index in range(count)]
+        groups = await rollouts.generate(
+            prompts, group_size=self.config.num_samples, sampling=self._sampling, record="eval"
+        )
+        return eval_metrics(self.source.name, groups)
+
+
+def eval_metrics(name: str, groups: list[GroupHandle]) -> dict[str, float]:
+    """Accuracy is over judged answers; a failed or unjudged one is counted, not scored 0."""
+    values = [value for group in groups for value in group.accuracies]
+    known = [value for value in values if not math.isnan(value)]
+    lengths = [tokens for group in groups for tokens in group.loss_tokens]
+    cut = [reason == "length" for group in groups for reason in group.finish_reasons]
+    return {
+        f"eval/{name}/accuracy": sum(known) / len(known) if known else math.nan,
+        f"eval/{name}/num_answers": float(len(known)),
+        f"eval/{name}/missing": float(len(values) - len(known) + sum(bool(g.failure) for g in groups)),
+        f"eval/{name}/length/mean": sum(lengths) / len(lengths) if lengths else math.nan,
+        f"eval/{name}/truncated/ratio": sum(cut) / len(cut) if cut else math.nan,
+    }

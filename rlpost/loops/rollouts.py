@@ -1,0 +1,40 @@
+"""The driver's side of rollouts: begin prompts, wait for scored groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlpost.cluster.workers import Worker, gather
+from rlpost.types import GroupHandle, Prompt, Sampling
+
+
+class Rollouts:
+    """One rollout worker process that talks to the engines; the driver sees handles only."""
+
+    def __init__(self, worker: Worker, *, group_size: int, deadline_s: float) -> None:
+        self.worker = worker
+        self._group_size = group_size
+        self._deadline_s = deadline_s
+
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int | None = None,
+        sampling: Sampling | None = None,
+        record: str = "train",
+    ) -> list[GroupHandle]:
+        """Scored groups in the order of `prompts`; all are submitted before any is awaited."""
+        keys = await self.worker.call(
+            "begin",
+            list(prompts),
+            group_size=group_size or self._group_size,
+            sampling=sampling,
+            record=record,
+            deadline_s=self._deadline_s,
+        )
+        return await gather(self.finish(key) for key in keys)
+
+    async def finish(self, key: str) -> GroupHandle:
+        group: GroupHandle = await self.worker.call("finish", key, deadline_s=self._deadline_s)
+        return group
