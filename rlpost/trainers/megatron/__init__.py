@@ -1,0 +1,1 @@
+"""Trainer ranks on Megatron-Core: the only room that imports Megatron."""
