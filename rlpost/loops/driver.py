@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,23 +84,30 @@ class Driver:
         wanted = self.schedule.prompts_per_step
         kept: list[GroupHandle] = []
         dropped: list[tuple[GroupHandle, str]] = []
-        with self.recorder.span("rollout"):
-            while len(kept) < wanted:
-                self._check_draw_budget(wanted, len(kept), dropped, max_draw_factor)
-                await self._draw_round(wanted - len(kept), kept, dropped)
+        generate_s = 0.0
+        started = time.monotonic()
+        while len(kept) < wanted:
+            self._check_draw_budget(wanted, len(kept), dropped, max_draw_factor)
+            generate_s += await self._draw_round(wanted - len(kept), kept, dropped)
+        self.recorder.add_time("generate", generate_s)
+        # Scoring runs beside generation; what counts is the time it adds after the last answer.
+        self.recorder.add_time("reward", max(0.0, time.monotonic() - started - generate_s))
         return Batch(self.step, tuple(kept), tuple(dropped))
 
     async def _draw_round(
         self, count: int, kept: list[GroupHandle], dropped: list[tuple[GroupHandle, str]]
-    ) -> None:
+    ) -> float:
+        """One round of `count` prompts; returns the seconds until the last answer was there."""
         prompts = [self.ledger.draw() for _ in range(count)]
-        for group in await self.rollouts.generate(prompts):
+        groups = await self.rollouts.generate(prompts)
+        for group in groups:
             reason = drop_reason(group, drop_constant=self.drop_constant)
             self.ledger.settle(group.prompt_key, reason)
             if reason:
                 dropped.append((group, reason))
             else:
                 kept.append(group)
+        return max(group.generate_s for group in groups)
 
     def _check_draw_budget(
         self,
