@@ -27,13 +27,18 @@ class OutcomeInputs:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """This rank's loss tokens of one optimizer step, sequences end to end (M tokens of S)."""
+    """This rank's loss tokens of the whole batch, sequences end to end (M tokens of S).
 
-    outcome_S: torch.Tensor  # outcome advantage (or reward, see Algorithm) of each sequence
+    All optimizer steps of a batch share these advantages: whitening is over the batch.
+    """
+
+    outcome_S: torch.Tensor  # Algorithm.outcome() of each sequence; NaN: it is not trained
     lengths_S: torch.Tensor  # int64, loss tokens of each sequence; sums to M
     old_logprobs_M: torch.Tensor
     ref_logprobs_M: torch.Tensor | None
-    reduce_sum: Callable[[torch.Tensor], torch.Tensor]  # sums a small tensor over data-parallel ranks
+    reduce_sum: Callable[
+        [torch.Tensor], torch.Tensor
+    ]  # sums a small tensor over data-parallel ranks
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,31 @@ class Algorithm(Protocol):
     """One file per algorithm; built from its Config.
 
     `passes`: the passes it needs before training, in order ("old_logprobs", "ref_logprobs").
+    `num_minibatches` optimizer steps per visit of a batch, `num_ppo_epochs` visits.
+    `dynamic_sampling`: groups whose rewards are all equal are dropped and replaced.
     """
 
     @property
     def passes(self) -> tuple[str, ...]: ...
 
+    @property
+    def num_minibatches(self) -> int: ...
+
+    @property
+    def num_ppo_epochs(self) -> int: ...
+
+    @property
+    def dynamic_sampling(self) -> bool: ...
+
     def outcome(self, inputs: OutcomeInputs) -> torch.Tensor:
-        """[N] what each sample carries into `token_advantages` (group-normalised for GRPO)."""
+        """[N] what each sample carries into `token_advantages` (group-normalised for GRPO).
+
+        NaN marks a sample that is not trained (its reward is missing): it counts in no total of
+        `aggregation_weights`, and its tokens' weights are 0 so that no loss term trains on it.
+        """
 
     def token_advantages(self, inputs: TokenInputs) -> torch.Tensor:
-        """[M] advantages; whitening and the like use `reduce_sum` over ranks."""
+        """[M] finite advantages, 0 where the outcome is NaN; whitening uses `reduce_sum`."""
 
     def aggregation_weights(
         self, lengths_S: torch.Tensor, total_tokens: int, total_sequences: int

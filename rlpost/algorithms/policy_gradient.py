@@ -1,0 +1,276 @@
+"""What all policy-gradient algorithms share: options, passes, surrogate, KL, correction, weights.
+
+An algorithm on top is its `outcome` (and, for token returns, `token_advantages`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from rlpost import functional as F
+from rlpost.algorithms.base import LossInputs, OutcomeInputs, TokenInputs
+from rlpost.lazy import LazyModule
+from rlpost.metrics import Metric, mean
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+PolicyLoss = Literal["ppo_clip", "gspo", "cispo", "reinforce"]
+Correction = Literal["none", "tis", "mask", "sequence_tis", "sequence_mask"]
+
+
+def require(key: str, value: object, *, used: bool, because: str) -> None:
+    """An optional key must be set exactly when something reads it. Raises ValueError."""
+    if used and value is None:
+        raise ValueError(f"{key} is null but {because} needs it; give {key} a value")
+    if not used and value is not None:
+        raise ValueError(f"{key} ({value}) has no effect with {because}; set {key}: null")
+
+
+@dataclass(frozen=True)
+class PolicyGradientConfig:
+    policy_loss: PolicyLoss
+    clip_low: Annotated[float, Field(ge=0, le=1)] | None
+    clip_high: PositiveFloat | None
+    dual_clip: Annotated[float, Field(gt=1)] | None
+    correction: Correction
+    correction_min: NonNegativeFloat | None
+    correction_max: PositiveFloat | None
+    correction_sequence: F.SequenceMean | None
+    kl_coef: NonNegativeFloat
+    kl_estimator: F.KlEstimator
+    kl_placement: Literal["loss", "reward"]
+    kl_unbiased: bool
+    entropy_coef: NonNegativeFloat
+    loss_aggregation: F.Aggregation
+    norm_length: PositiveInt | None
+    num_minibatches: PositiveInt
+    num_ppo_epochs: PositiveInt
+
+    def __post_init__(self) -> None:
+        self._check_policy_loss()
+        self._check_correction()
+        check_norm_length(self.loss_aggregation, self.norm_length)
+        if self.kl_unbiased and (self.kl_coef == 0 or self.kl_placement != "loss"):
+            raise ValueError(
+                f"kl_unbiased (true) has no effect with kl_coef: {self.kl_coef}, kl_placement: "
+                f"{self.kl_placement}; set kl_unbiased: false (or kl_placement: loss, kl_coef > 0)"
+            )
+
+    def _check_policy_loss(self) -> None:
+        because = f"policy_loss: {self.policy_loss}"
+        clips = self.policy_loss != "reinforce"
+        require("clip_low", self.clip_low, used=clips, because=because)
+        require("clip_high", self.clip_high, used=clips, because=because)
+        if self.policy_loss not in ("ppo_clip", "gspo"):
+            require("dual_clip", self.dual_clip, used=False, because=because)
+
+    def _check_correction(self) -> None:
+        because = f"correction: {self.correction}"
+        masks, corrects = self.correction.endswith("mask"), self.correction != "none"
+        by_sequence = self.correction.startswith("sequence")
+        require("correction_min", self.correction_min, used=masks, because=because)
+        require("correction_max", self.correction_max, used=corrects, because=because)
+        require("correction_sequence", self.correction_sequence, used=by_sequence, because=because)
+        low, high = self.correction_min, self.correction_max
+        if low is not None and high is not None and low >= high:
+            raise ValueError(
+                f"correction_min ({low}) must be below correction_max ({high}); swap or widen them"
+            )
+
+
+def check_norm_length(aggregation: F.Aggregation, norm_length: int | None) -> None:
+    require(
+        "norm_length",
+        norm_length,
+        used=aggregation == "sequence_mean_token_sum_norm",
+        because=f"loss_aggregation: {aggregation}",
+    )
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Per-token losses of one micro-batch [M]; tokens outside `keep_M` enter nothing."""
+
+    policy_M: torch.Tensor
+    kl_M: torch.Tensor | None
+    ratio_M: torch.Tensor
+    keep_M: torch.Tensor
+
+
+class PolicyGradient:
+    """Base of the policy-gradient algorithms; a subclass gives `outcome`."""
+
+    def __init__(self, config: PolicyGradientConfig) -> None:
+        self.config = config
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        return ("old_logprobs", "ref_logprobs") if self.config.kl_coef > 0 else ("old_logprobs",)
+
+    @property
+    def num_minibatches(self) -> int:
+        return self.config.num_minibatches
+
+    @property
+    def num_ppo_epochs(self) -> int:
+        return self.config.num_ppo_epochs
+
+    @property
+    def dynamic_sampling(self) -> bool:
+        return False
+
+    def outcome(self, inputs: OutcomeInputs) -> torch.Tensor:
+        """[N]; see Algorithm.outcome."""
+        raise TypeError(f"{type(self).__name__} must define outcome()")
+
+    def token_advantages(self, inputs: TokenInputs) -> torch.Tensor:
+        """A_it = A_i, less the KL penalty still to come when it is placed in the reward:
+
+            A_it = A_i - kl_coef * sum_{t' >= t} kl_it'
+
+        The penalty joins after the group statistics: it is not divided by the group's std and
+        moves no group mean, so kl_coef weighs KL against the advantage as it stands, and the
+        expected gradient is that of A_i minus kl_coef times the KL of the whole sequence (for k1).
+        """
+        missing_M = torch.isnan(inputs.outcome_S).repeat_interleave(inputs.lengths_S)
+        advantages_M = inputs.outcome_S.double().repeat_interleave(inputs.lengths_S)
+        penalty_M = F.return_to_go(self.reward_penalty(inputs), inputs.lengths_S, gamma=1.0)
+        advantages_M = torch.where(missing_M, 0.0, advantages_M - penalty_M)
+        return advantages_M.to(inputs.old_logprobs_M.dtype)
+
+    def reward_penalty(self, inputs: TokenInputs) -> torch.Tensor:
+        """[M] float64, kl_coef * kl(old, ref) of each token; zeros unless placed in the reward."""
+        config, old_M = self.config, inputs.old_logprobs_M.double()
+        if config.kl_coef == 0 or config.kl_placement == "loss":
+            return torch.zeros_like(old_M)
+        ref_M = _given(inputs.ref_logprobs_M).double()
+        return config.kl_coef * F.kl_estimate(old_M, ref_M, config.kl_estimator)[0]
+
+    def aggregation_weights(
+        self, lengths_S: torch.Tensor, total_tokens: int, total_sequences: int
+    ) -> torch.Tensor:
+        return F.aggregation_weights(
+            lengths_S,
+            total_tokens,
+            total_sequences,
+            self.config.loss_aggregation,
+            self.config.norm_length,
+        )
+
+    def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, Metric]]:
+        """L = sum_t weight_t (w_t policy_t + kl_coef kl_t - entropy_coef H_t) over kept tokens."""
+        config, terms = self.config, self._terms(inputs)
+        per_token_M = terms.policy_M
+        if terms.kl_M is not None and config.kl_placement == "loss":
+            # sg(rho) makes the estimate one under the current policy, not the one that sampled.
+            rho_M = F.token_ratio(inputs.logprobs_M, inputs.old_logprobs_M)[0].detach()
+            kl_M = rho_M * terms.kl_M if config.kl_unbiased else terms.kl_M
+            per_token_M = per_token_M + config.kl_coef * kl_M
+        if config.entropy_coef > 0:
+            per_token_M = per_token_M - config.entropy_coef * inputs.entropy_M
+        loss = _weighted(per_token_M, terms.keep_M, inputs.weights_M)
+        return loss, self._metrics(inputs, terms, loss)
+
+    def _terms(self, inputs: LossInputs) -> _Terms:
+        ratio_M, keep_M = F.token_ratio(inputs.logprobs_M, inputs.old_logprobs_M)
+        if self.config.policy_loss == "gspo":
+            ratio_M = F.sequence_ratio(
+                inputs.logprobs_M,
+                inputs.old_logprobs_M,
+                keep_M,
+                inputs.sequence_M,
+                inputs.num_sequences,
+            )
+        policy_M = self._surrogate(ratio_M, inputs)
+        if self.config.correction != "none":
+            weight_M, known_M = self._correction(inputs)
+            policy_M, keep_M = weight_M * policy_M, keep_M & known_M
+        kl_M = None
+        if self.config.kl_coef > 0:
+            kl_M, known_M = F.kl_estimate(
+                inputs.logprobs_M, _given(inputs.ref_logprobs_M), self.config.kl_estimator
+            )
+            keep_M = keep_M & known_M
+        return _Terms(policy_M, kl_M, ratio_M, keep_M)
+
+    def _surrogate(self, ratio_M: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+        config, advantages_M = self.config, inputs.advantages_M
+        if config.policy_loss == "reinforce":
+            return -advantages_M * inputs.logprobs_M
+        assert config.clip_low is not None and config.clip_high is not None, "checked by Config"
+        if config.policy_loss == "cispo":
+            return F.cispo(
+                ratio_M, inputs.logprobs_M, advantages_M, config.clip_low, config.clip_high
+            )
+        return F.ppo_clip(
+            ratio_M, advantages_M, config.clip_low, config.clip_high, config.dual_clip
+        )
+
+    def _correction(self, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        config = self.config
+        log_w_M, keep_M = F.correction_log_weights(
+            inputs.old_logprobs_M,
+            inputs.rollout_logprobs_M,
+            inputs.sequence_M,
+            inputs.num_sequences,
+            config.correction_sequence,
+        )
+        assert config.correction_max is not None, "checked by Config"
+        if config.correction_min is None:
+            return F.truncated_weights(log_w_M, config.correction_max), keep_M
+        return F.mask_weights(log_w_M, config.correction_min, config.correction_max), keep_M
+
+    def _metrics(self, inputs: LossInputs, terms: _Terms, loss: torch.Tensor) -> dict[str, Metric]:
+        keep_M, ratio_M = terms.keep_M, terms.ratio_M.detach()
+        sums = {
+            "train/loss": loss.detach(),
+            "train/policy_loss": _weighted(terms.policy_M, keep_M, inputs.weights_M).detach(),
+            "train/dropped_tokens": (~keep_M).sum(),
+        }
+        means = {"train/approx_kl": ratio_M - 1 - ratio_M.log()}
+        if terms.kl_M is not None:
+            means["train/kl"] = terms.kl_M.detach()
+        means |= self._clipped(ratio_M, inputs.advantages_M)
+        totals = {name: torch.where(keep_M, value, 0).sum() for name, value in means.items()}
+        highest = torch.where(keep_M, ratio_M, 0.0).max() if len(ratio_M) else loss.detach() * 0
+        # One transfer from the device for all numbers.
+        values = [*sums.values(), *totals.values(), highest, keep_M.sum()]
+        numbers = torch.stack([value.double() for value in values]).tolist()
+        count = numbers[-1]
+        metrics = {name: Metric("sum", numbers[i]) for i, name in enumerate(sums)}
+        metrics |= {name: mean(numbers[len(sums) + i], count) for i, name in enumerate(totals)}
+        return metrics | {"train/ratio/max": Metric("max", numbers[-2])}
+
+    def _clipped(
+        self, ratio_M: torch.Tensor, advantages_M: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """1 where a bound changes the loss (for cispo: the weight), by bound."""
+        config = self.config
+        if config.clip_low is None or config.clip_high is None:
+            return {}
+        high_M, low_M = ratio_M > 1 + config.clip_high, ratio_M < 1 - config.clip_low
+        if config.policy_loss != "cispo":
+            high_M, low_M = high_M & (advantages_M > 0), low_M & (advantages_M < 0)
+        clipped = {"train/clip_fraction/high": high_M, "train/clip_fraction/low": low_M}
+        if config.dual_clip is not None:
+            dual_M = (advantages_M < 0) & (ratio_M > config.dual_clip)
+            clipped["train/clip_fraction/dual"] = dual_M
+        return clipped
+
+
+def _weighted(
+    values_M: torch.Tensor, keep_M: torch.Tensor, weights_M: torch.Tensor
+) -> torch.Tensor:
+    return (torch.where(keep_M, values_M, 0.0) * weights_M).sum()
+
+
+def _given(ref_logprobs_M: torch.Tensor | None) -> torch.Tensor:
+    if ref_logprobs_M is None:
+        raise ValueError("kl_coef > 0 needs ref_logprobs; run the ref_logprobs pass")
+    return ref_logprobs_M
