@@ -20,7 +20,7 @@ def dense(hidden, weight, targets, temperature):
 
 
 def chunked(hidden, weight, targets, temperature, chunk=7):
-    shard = VocabShard(first=0, size=VOCAB, group=None, sum_hidden_grad=True)
+    shard = VocabShard(first=0, size=VOCAB, group=None)
     return logprobs_and_entropy(
         hidden, weight, targets, shard=shard, temperature=temperature, chunk=chunk
     )

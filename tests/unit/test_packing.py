@@ -20,17 +20,15 @@ def test_the_first_response_token_is_predicted_by_the_last_prompt_token():
 
 def test_no_loss_token_is_predicted_by_another_sequence():
     batch = pack(("a", "b"), TWO, columns=(), multiple=1)
-    sequence_T = np.repeat(np.arange(2), np.diff(batch.cu_seqlens))
+    sequence_T = np.repeat(np.arange(2), batch.lengths)
     assert sequence_T[batch.hidden_rows_M].tolist() == batch.sequence_M.tolist()
 
 
 def test_packing_adds_no_tokens():
     batch = pack(("a", "b"), TWO, columns=(), multiple=1)
     assert batch.token_ids_T.tolist() == [5, 6, 7, 8, 5, 9]
-    assert batch.positions_T.tolist() == [0, 1, 2, 3, 0, 1]
-    assert batch.cu_seqlens.tolist() == [0, 4, 6]
+    assert batch.lengths == (4, 2)
     assert batch.lengths_S.tolist() == [2, 1]
-    assert batch.max_length == 4
 
 
 def test_columns_are_taken_at_the_loss_tokens():
@@ -48,7 +46,7 @@ def test_environment_tokens_inside_a_response_carry_no_loss():
 def test_filling_up_for_sequence_parallelism_adds_a_sequence_without_loss():
     batch = pack(("a", "b"), TWO, columns=(), multiple=4)
     assert len(batch.token_ids_T) == 8
-    assert batch.cu_seqlens.tolist() == [0, 4, 6, 8]
+    assert batch.lengths == (4, 2, 2)
     assert batch.targets_M.tolist() == [7, 8, 9]
     assert len(unpack(batch, np.zeros(3))[0]) == 6
 

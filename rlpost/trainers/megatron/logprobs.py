@@ -30,15 +30,13 @@ ABSENT = -1e30
 class VocabShard:
     """Rows `first` .. `first + V - 1` of the vocabulary lie on this rank; from `size` on: padding.
 
-    `group`: the ranks that hold the other rows; None where one rank holds all.
-    `sum_hidden_grad`: the gradient of h must be summed over the group here. False where the
-    operation that gave h does it (the gather of sequence parallelism).
+    `group`: the ranks that hold the other rows; None where one rank holds all. The gradient of h is
+    summed over it here, so that whatever made h need not.
     """
 
     first: int
     size: int
     group: ProcessGroup | None
-    sum_hidden_grad: bool
 
 
 def logprobs_and_entropy(
@@ -92,7 +90,7 @@ class _LogProbs(torch.autograd.Function):
             slope = _slope(logits, targets[rows], stats, shard).div_(temperature).to(hidden.dtype)
             torch.mm(slope, weight, out=hidden_grad[rows])
             weight_grad += slope.t() @ hidden[rows]
-        if shard.group is not None and shard.sum_hidden_grad:
+        if shard.group is not None:
             dist.all_reduce(hidden_grad, group=shard.group)
         return hidden_grad, weight_grad.to(weight.dtype), None, None, None, None
 
@@ -143,9 +141,10 @@ def _slope(
     lse, mean, logprob_grad, entropy_grad = stats
     probs = (logits - lse[:, None]).exp_()
     factor = logits.sub_(mean[:, None]).mul_(-entropy_grad[:, None]).sub_(logprob_grad[:, None])
-    slope = probs.mul_(factor)
+    slope: torch.Tensor = probs.mul_(factor)
     local, mine = _local(targets, logits, shard)
-    return slope.scatter_add_(1, local, (logprob_grad * mine)[:, None])
+    slope.scatter_add_(1, local, (logprob_grad * mine)[:, None])
+    return slope
 
 
 def _local(

@@ -31,8 +31,7 @@ class PackedBatch:
 
     sample_ids: tuple[str, ...]  # [S]
     token_ids_T: Array  # int64
-    positions_T: Array  # int64, 0.. in each sequence
-    cu_seqlens: Array  # int32 [S + 1], or one more with a padding sequence at the end
+    lengths: tuple[int, ...]  # tokens of each sequence, a filling one without a sample last
     loss_rows_M: Array  # int64, flat positions of the loss tokens
     targets_M: Array  # int64
     sequence_M: Array  # int64, ascending
@@ -46,10 +45,6 @@ class PackedBatch:
     @property
     def num_loss_tokens(self) -> int:
         return len(self.targets_M)
-
-    @property
-    def max_length(self) -> int:
-        return int(np.diff(self.cu_seqlens).max())
 
 
 def pack(
@@ -70,12 +65,10 @@ def pack(
     token_ids_T = _join([row["token_ids"] for row in rows], np.int64)
     loss_rows_M = _join([mask + start for mask, start in zip(masks, starts, strict=True)], np.int64)
     fill = -len(token_ids_T) % multiple
-    all_lengths = np.append(lengths, fill) if fill else lengths
     return PackedBatch(
         sample_ids=tuple(sample_ids),
         token_ids_T=np.append(token_ids_T, np.zeros(fill, np.int64)),
-        positions_T=_join([np.arange(length) for length in all_lengths], np.int64),
-        cu_seqlens=np.concatenate([[0], np.cumsum(all_lengths)]).astype(np.int32),
+        lengths=(*lengths.tolist(), *([fill] if fill else [])),
         loss_rows_M=loss_rows_M,
         targets_M=token_ids_T[loss_rows_M],
         sequence_M=np.repeat(np.arange(len(rows)), lengths_S),
@@ -98,7 +91,7 @@ def dummy(columns: Sequence[str], *, multiple: int) -> PackedBatch:
 
 def unpack(batch: PackedBatch, values_M: Array) -> tuple[Array, Array]:
     """(values [T of the samples] with NaN off the loss tokens, lengths [S]): a per-token column."""
-    lengths = np.diff(batch.cu_seqlens)[: len(batch.sample_ids)].astype(np.int64)
+    lengths = np.array(batch.lengths[: len(batch.sample_ids)], dtype=np.int64)
     column = np.full(int(lengths.sum()), np.nan, dtype=np.float32)
     column[batch.loss_rows_M] = values_M
     return column, lengths
