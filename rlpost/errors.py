@@ -43,6 +43,10 @@ class CheckpointError(RlpostError):
     """A checkpoint is incomplete, damaged or does not belong to this run."""
 
 
+class TrackingError(RlpostError):
+    """A tracker could not start, so the run would leave no record there."""
+
+
 class BudgetError(RlpostError):
     """Too many failures of one kind (reward, generation, filter, non-finite gradients)."""
 

@@ -1,0 +1,69 @@
+"""The record that every run leaves in its own folder: metrics.jsonl and the timeline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlpost.tracking.base import RunStatus
+from rlpost.tracking.timeline import Timeline
+
+
+class FilesTracker:
+    """Writes `metrics.jsonl`, a JSON object for each call of `log`, on disk when `log` returns.
+
+        {"step": 3, "rollout/reward/mean": 0.41, "train/loss": null}
+
+    A metric without a value (NaN) is null; an infinite one is the string "inf" or "-inf".
+    On close the timeline becomes `timeline.json`, a Chrome trace.
+    """
+
+    def __init__(self, *, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._run_dir: Path | None = None
+
+    def start(self, *, run_name: str, run_dir: Path, params: Mapping[str, Any]) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._run_dir = run_dir
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        row = {"step": step} | {name: _plain(value) for name, value in metrics.items()}
+        with (self._started() / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def artifact(self, path: Path) -> None:
+        """Nothing to do: artefacts already lie in the run's folder."""
+
+    def close(self, status: RunStatus) -> None:
+        if self._run_dir is not None:
+            self._timeline.export_chrome(self._run_dir / "timeline.json")
+
+    def report(self) -> Mapping[str, str]:
+        if self._run_dir is None:
+            return {}
+        checkpoints = sorted(self._run_dir.glob("checkpoints/step_*"), key=_step_number)
+        places = {
+            "checkpoint": checkpoints[-1] if checkpoints else None,
+            "samples": self._run_dir / "samples",
+            "metrics": self._run_dir / "metrics.jsonl",
+            "timeline": self._run_dir / "timeline.json",
+        }
+        return {name: str(path) for name, path in places.items() if path and path.exists()}
+
+    def _started(self) -> Path:
+        assert self._run_dir is not None, "log() before start()"
+        return self._run_dir
+
+
+def _plain(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return str(float(value)) if math.isinf(value) else float(value)
+
+
+def _step_number(path: Path) -> int:
+    digits = path.name.removeprefix("step_")
+    return int(digits) if digits.isdecimal() else -1
