@@ -1,0 +1,41 @@
+"""What a user sees when the command line, the configuration or a run is at fault."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from hydra.errors import HydraException
+
+from rlpost.errors import ConfigError, RlpostError
+
+# Hydra otherwise prints errors its own way and exits with 1 before they can be explained.
+os.environ["HYDRA_FULL_ERROR"] = "1"
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Prints expected errors to stderr without a traceback and exits: 2 config, 1 run, 130 Ctrl-C.
+
+    Anything else is a fault of the program and keeps its traceback.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        leave(str(error), 2)
+    except HydraException as error:
+        from rlpost.overrides import explain
+
+        leave(explain(error, sys.argv[1:]), 2)
+    except RlpostError as error:
+        leave(f"{type(error).__name__}: {error}", 1)
+    except KeyboardInterrupt:
+        leave("interrupted", 130)
+
+
+def leave(message: str, code: int) -> NoReturn:
+    print(f"\n{message}", file=sys.stderr, flush=True)
+    raise SystemExit(code)

@@ -1,0 +1,145 @@
+"""From a composed Hydra node to a frozen, fully checked `RunConfig`; the only user of omegaconf.
+
+Order: overrides -> interpolations -> validation of every section. Derived numbers come later, in
+`rlpost.plan`, so no value is ever computed from a default that an override replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from rlpost.errors import ConfigError
+from rlpost.validation import TARGET, Section, Validator
+from rlpost.wording import join
+
+__all__ = ["RunConfig", "Section", "build", "load", "to_plain"]
+
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^\s/]+$")]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything the user decided. Shared keys first, then one section per config group.
+
+    A group that may be switched off (`engine=null`) is None.
+    """
+
+    run_name: Name
+    seed: NonNegativeInt
+    group_size: PositiveInt
+    train_batch_size: PositiveInt
+    num_steps: PositiveInt | None
+    num_epochs: PositiveInt | None
+    output_dir: str
+    resume_from: str | None
+    plan: bool
+    trusted_prefixes: list[str]
+    model: Section
+    data: Section
+    reward: Section | None
+    algorithm: Section
+    rollout: Section
+    engine: Section | None
+    trainer: Section
+    loop: Section
+    weight_sync: Section | None
+    cluster: Section
+    tracking: Section
+    checkpoint: Section
+    eval: Section | None
+
+    def __post_init__(self) -> None:
+        if (self.num_steps is None) == (self.num_epochs is None):
+            raise ValueError(
+                f"give exactly one of num_steps ({self.num_steps}) and num_epochs "
+                f"({self.num_epochs}); set the other to null"
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """The resolved configuration as plain values, for saving and for trackers."""
+        return to_plain(self)  # type: ignore[no-any-return]
+
+    def sections(self) -> dict[str, Section]:
+        """The sections that are switched on, by group."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Section)}
+
+
+OPTIONAL_GROUPS = ("reward", "engine", "weight_sync", "eval")
+
+
+def load(node: DictConfig) -> RunConfig:
+    """Resolves and validates. Raises ConfigError with every problem of every section."""
+    problems = [f"{key}: no value given (???); set it: {key}=..." for key in missing_keys(node)]
+    problems += broken_interpolations(node)
+    if any("interpolation" in problem for problem in problems):
+        raise ConfigError(problems)
+    values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
+    assert isinstance(values, dict)
+    named: dict[str, Any] = {str(key): value for key, value in values.items()}
+    named = {**dict.fromkeys(OPTIONAL_GROUPS), **named}
+    validator = Validator(named.get("trusted_prefixes") or [])
+    config = validator.validate(RunConfig, named)
+    problems += validator.problems
+    if problems:
+        raise ConfigError(problems)
+    return config  # type: ignore[no-any-return]
+
+
+def build(section: Section, **context: Any) -> Any:
+    """The section's object: `target(config, **context)`."""
+    return section.target(section.config, **context)
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses and sections as dicts with `_target_`; the inverse of validation."""
+    if isinstance(value, Section):
+        name = f"{value.target.__module__}.{value.target.__qualname__}"
+        return {TARGET: name, **to_plain(value.config)}
+    if is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def missing_keys(node: DictConfig) -> list[str]:
+    return sorted(OmegaConf.missing_keys(node))
+
+
+def broken_interpolations(node: Any, path: str = "") -> list[str]:
+    """One line per value whose `${...}` can't be resolved."""
+    lines = []
+    for key, child in children(node):
+        where = join(path, key)
+        try:
+            value = node[key] if not OmegaConf.is_missing(node, key) else None
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            lines.append(f"{where}: interpolation {child!r} can't be resolved: {reason}")
+            continue
+        if OmegaConf.is_config(value):
+            lines += broken_interpolations(value, where)
+    return lines
+
+
+def children(node: Any) -> Iterator[tuple[str | int, Any]]:
+    raw = OmegaConf.to_container(node, resolve=False)
+    yield from raw.items() if isinstance(raw, dict) else enumerate(raw)  # type: ignore
+
+
+def key_paths(node: Any, path: str = "") -> list[str]:
+    """Every key of a node as a dotted path, inner nodes included."""
+    paths = []
+    for key, value in children(node):
+        where = join(path, key)
+        paths.append(where)
+        if isinstance(value, dict):
+            paths += key_paths(OmegaConf.create(value), where)
+    return paths
