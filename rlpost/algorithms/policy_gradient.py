@@ -95,10 +95,14 @@ def check_norm_length(aggregation: F.Aggregation, norm_length: int | None) -> No
 
 @dataclass(frozen=True)
 class _Terms:
-    """Per-token losses of one micro-batch [M]; tokens outside `keep_M` enter nothing."""
+    """Per-token terms of one micro-batch [M]; tokens outside `keep_M` enter nothing.
+
+    `ratio_M` is the one in the surrogate: rho itself, or the sequence ratio for gspo.
+    """
 
     policy_M: torch.Tensor
     kl_M: torch.Tensor | None
+    rho_M: torch.Tensor
     ratio_M: torch.Tensor
     keep_M: torch.Tensor
 
@@ -169,8 +173,7 @@ class PolicyGradient:
         per_token_M = terms.policy_M
         if terms.kl_M is not None and config.kl_placement == "loss":
             # sg(rho) makes the estimate one under the current policy, not the one that sampled.
-            rho_M = F.token_ratio(inputs.logprobs_M, inputs.old_logprobs_M)[0].detach()
-            kl_M = rho_M * terms.kl_M if config.kl_unbiased else terms.kl_M
+            kl_M = terms.rho_M.detach() * terms.kl_M if config.kl_unbiased else terms.kl_M
             per_token_M = per_token_M + config.kl_coef * kl_M
         if config.entropy_coef > 0:
             per_token_M = per_token_M - config.entropy_coef * inputs.entropy_M
@@ -178,7 +181,8 @@ class PolicyGradient:
         return loss, self._metrics(inputs, terms, loss)
 
     def _terms(self, inputs: LossInputs) -> _Terms:
-        ratio_M, keep_M = F.token_ratio(inputs.logprobs_M, inputs.old_logprobs_M)
+        rho_M, keep_M = F.token_ratio(inputs.logprobs_M, inputs.old_logprobs_M)
+        ratio_M = rho_M
         if self.config.policy_loss == "gspo":
             ratio_M = F.sequence_ratio(
                 inputs.logprobs_M,
@@ -197,7 +201,7 @@ class PolicyGradient:
                 inputs.logprobs_M, _given(inputs.ref_logprobs_M), self.config.kl_estimator
             )
             keep_M = keep_M & known_M
-        return _Terms(policy_M, kl_M, ratio_M, keep_M)
+        return _Terms(policy_M, kl_M, rho_M, ratio_M, keep_M)
 
     def _surrogate(self, ratio_M: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
         config, advantages_M = self.config, inputs.advantages_M
@@ -227,13 +231,13 @@ class PolicyGradient:
         return F.mask_weights(log_w_M, config.correction_min, config.correction_max), keep_M
 
     def _metrics(self, inputs: LossInputs, terms: _Terms, loss: torch.Tensor) -> dict[str, Metric]:
-        keep_M, ratio_M = terms.keep_M, terms.ratio_M.detach()
+        keep_M, rho_M, ratio_M = terms.keep_M, terms.rho_M.detach(), terms.ratio_M.detach()
         sums = {
             "train/loss": loss.detach(),
             "train/policy_loss": _weighted(terms.policy_M, keep_M, inputs.weights_M).detach(),
             "train/dropped_tokens": (~keep_M).sum(),
         }
-        means = {"train/approx_kl": ratio_M - 1 - ratio_M.log()}
+        means = {"train/approx_kl": rho_M - 1 - rho_M.log()}
         if terms.kl_M is not None:
             means["train/kl"] = terms.kl_M.detach()
         means |= self._clipped(ratio_M, inputs.advantages_M)
