@@ -82,5 +82,5 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         """query [T, h, d], key and value [T, g, d] -> [T, h, d]."""
         assert packed_seq_params is not None, "this attention takes packed sequences only"
         lengths = list(packed_seq_params.lengths)
-        parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+        parts = zip(*(torch.split(x, lengths) for x in (query, key, value)), strict=True)
         return torch.cat([causal_attention(q, k, v, self.scale) for q, k, v in parts])

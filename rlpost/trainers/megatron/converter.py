@@ -7,89 +7,18 @@ padded with zero rows; with tied weights the last pipeline stage has a copy of t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_model import GPTModel
 
 from rlpost.errors import ModelError
+from rlpost.trainers.megatron.weight_names import HEAD, Mapped, map_name, merge_qkv, split_qkv
 
-Kind = Literal["plain", "vocab", "qkv", "glu"]
-
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight")
-_HEAD = "output_layer.weight"
-_EMBEDDING = "model.embed_tokens.weight"
-_OF_MODEL: dict[str, tuple[Kind, str]] = {
-    "embedding.word_embeddings.weight": ("vocab", _EMBEDDING),
-    "decoder.final_layernorm.weight": ("plain", "model.norm.weight"),
-    _HEAD: ("vocab", "lm_head.weight"),
-}
-_OF_LAYER: dict[str, tuple[Kind, tuple[str, ...]]] = {
-    "input_layernorm.weight": ("plain", ("input_layernorm.weight",)),
-    "pre_mlp_layernorm.weight": ("plain", ("post_attention_layernorm.weight",)),
-    "self_attention.q_layernorm.weight": ("plain", ("self_attn.q_norm.weight",)),
-    "self_attention.k_layernorm.weight": ("plain", ("self_attn.k_norm.weight",)),
-    "self_attention.linear_proj.weight": ("plain", ("self_attn.o_proj.weight",)),
-    "self_attention.linear_qkv.weight": ("qkv", tuple(f"self_attn.{x}_proj.weight" for x in "qkv")),
-    "self_attention.linear_qkv.bias": ("qkv", tuple(f"self_attn.{x}_proj.bias" for x in "qkv")),
-    "mlp.linear_fc1.weight": ("glu", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
-    "mlp.linear_fc2.weight": ("plain", ("mlp.down_proj.weight",)),
-    "mlp.router.weight": ("plain", ("mlp.gate.weight",)),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """How one Megatron parameter is made of Hugging Face tensors."""
-
-    kind: Kind
-    hf_names: tuple[str, ...]
-
-
-def map_name(name: str, *, first_layer: int, tied: bool) -> Mapped:
-    """Megatron parameter of a stage whose first layer is the model's `first_layer` (from 0).
-
-    map_name("decoder.layers.1.mlp.linear_fc2.weight", first_layer=4, tied=False)
-        == Mapped("plain", ("model.layers.5.mlp.down_proj.weight",))
-    """
-    if name in _OF_MODEL:
-        kind, hf_name = _OF_MODEL[name]
-        return Mapped(kind, (_EMBEDDING if tied and name == _HEAD else hf_name,))
-    match = _LAYER.fullmatch(name)
-    found = _map_in_layer(match[2]) if match else None
-    if match is None or found is None:
-        raise ModelError(f"no Hugging Face name is known for the Megatron parameter {name!r}")
-    prefix = f"model.layers.{first_layer + int(match[1])}."
-    return Mapped(found[0], tuple(prefix + part for part in found[1]))
-
-
-def _map_in_layer(rest: str) -> tuple[Kind, tuple[str, ...]] | None:
-    expert = _EXPERT.fullmatch(rest)
-    if expert is None:
-        return _OF_LAYER.get(rest)
-    prefix = f"mlp.experts.{expert[1]}."
-    if expert[2] == "linear_fc1":
-        return "glu", (f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")
-    return "plain", (f"{prefix}down_proj.weight",)
-
-
-def merge_qkv(parts: Sequence[torch.Tensor], num_groups: int) -> torch.Tensor:
-    """[q, k, v] with heads along dim 0 -> rows per query group: q of its heads, then k, then v."""
-    grouped = [part.reshape(num_groups, -1, *part.shape[1:]) for part in parts]
-    return torch.cat(grouped, dim=1).flatten(0, 1)
-
-
-def split_qkv(merged: torch.Tensor, num_groups: int, heads_per_group: int) -> list[torch.Tensor]:
-    """Inverse of merge_qkv."""
-    grouped = merged.reshape(num_groups, heads_per_group + 2, -1, *merged.shape[1:])
-    query = grouped[:, :heads_per_group].flatten(0, 2)
-    return [query, *(grouped[:, heads_per_group + i].flatten(0, 1) for i in range(2))]
+if TYPE_CHECKING:
+    from megatron.core.models.gpt.gpt_model import GPTModel
 
 
 def _parameters(
@@ -123,21 +52,29 @@ def _local_share(
     """The rows or columns of the full tensors that this tensor-parallel rank holds."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()
-    if mapped.kind == "qkv":
-        return merge_qkv(tensors, hf_config.num_key_value_heads).chunk(tp)[rank]
-    if mapped.kind == "glu":
-        return torch.cat([tensor.chunk(tp)[rank] for tensor in tensors])
     if mapped.kind == "vocab":
-        rows = tensors[0][rank * len(parameter) : (rank + 1) * len(parameter)]
-        padding = rows.new_zeros(len(parameter) - len(rows), rows.shape[1])
-        return torch.cat([rows, padding])
+        return _vocab_rows(tensors[0], rank * len(parameter), len(parameter))
+    if mapped.kind == "glu":
+        return torch.cat([torch.chunk(tensor, tp)[rank] for tensor in tensors])
+    if mapped.kind == "qkv":
+        return torch.chunk(merge_qkv(tensors, hf_config.num_key_value_heads), tp)[rank]
     if _is_sharded(parameter):
-        return tensors[0].chunk(tp, parameter.partition_dim)[rank]  # type: ignore[attr-defined]
+        return torch.chunk(tensors[0], tp, _sharded_dim(parameter))[rank]
     return tensors[0]
+
+
+def _vocab_rows(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """`count` rows from `first` on; those past the real vocabulary are zero."""
+    rows = tensor[first : first + count]
+    return torch.cat([rows, rows.new_zeros(count - len(rows), tensor.shape[1])])
 
 
 def _is_sharded(parameter: torch.nn.Parameter) -> bool:
     return bool(getattr(parameter, "tensor_model_parallel", False))
+
+
+def _sharded_dim(parameter: torch.nn.Parameter) -> int:
+    return int(parameter.partition_dim)  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
@@ -150,7 +87,7 @@ def export_hf(
     The tied copy of the embedding on the last stage is left out.
     """
     for name, parameter, mapped in _parameters(model, hf_config):
-        if name == _HEAD and hf_config.tie_word_embeddings:
+        if name == HEAD and hf_config.tie_word_embeddings:
             continue
         shares = _gather(parameter.detach().to(dtype), sharded=_is_sharded(parameter))
         yield from zip(mapped.hf_names, _to_hf(parameter, mapped, shares, hf_config), strict=True)
@@ -170,7 +107,7 @@ def _to_hf(
         return [torch.cat(shares)[: hf_config.vocab_size]]
     if len(shares) == 1:
         return shares
-    return [torch.cat(shares, dim=parameter.partition_dim)]  # type: ignore[attr-defined]
+    return [torch.cat(shares, dim=_sharded_dim(parameter))]
 
 
 def _gather(share: torch.Tensor, *, sharded: bool) -> list[torch.Tensor]:

@@ -1,8 +1,8 @@
 """The one place where CPU and CUDA differ for Megatron-Core.
 
-On a CPU, Megatron's modules (and only they) see a facade of torch whose `cuda` namespace and factory
-functions work on the CPU. The facade costs nothing per operation and works in every thread; a
-`TorchFunctionMode` would slow each call down and is thread-local. Plain torch of the rest of the
+On a CPU, Megatron's modules (and only they) see a facade of torch whose `cuda` namespace and
+factory functions work on the CPU. The facade costs nothing per operation and works in every thread;
+a `TorchFunctionMode` would slow each call down and is thread-local. Plain torch of the rest of the
 process is left as it is, except that `Tensor.cuda()` and `Tensor.type()` answer callers inside
 Megatron differently.
 """
@@ -27,7 +27,10 @@ import torch
 
 _CORE = "megatron.core"
 _CPU = torch.device("cpu")
-_FACTORIES = ["tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "eye", "as_tensor", "zeros_like", "ones_like", "empty_like", "full_like"]
+_FACTORIES = (
+    *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "eye", "rand", "randn"),
+    *("zeros_like", "ones_like", "empty_like", "full_like"),
+)
 
 
 def has_cuda() -> bool:
@@ -186,7 +189,7 @@ def _install_facade() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(_CORE) and module is not None:
             _swap_torch(module, facade)
-    random._get_cuda_rng_state, random._set_cuda_rng_state = _get_rng_state, _set_rng_state
+    random.__dict__.update(_get_cuda_rng_state=_get_rng_state, _set_cuda_rng_state=_set_rng_state)
     # It warns on each random operation that the CPU generator has moved; here it is the generator.
     logging.getLogger(f"{_CORE}.tensor_parallel.random").setLevel(logging.ERROR)
     _patch_tensor()
@@ -210,7 +213,8 @@ def _patch_tensor() -> None:
     def cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self if _caller_is_megatron() else real_cuda(self, *args, **kwargs)
 
-    torch.Tensor.type, torch.Tensor.cuda = type_, cuda  # type: ignore[method-assign]
+    setattr(torch.Tensor, "type", type_)  # noqa: B010, the type checker forbids plain assignment
+    setattr(torch.Tensor, "cuda", cuda)  # noqa: B010
 
 
 def _to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -218,10 +222,10 @@ def _to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) ->
 
 
 def _patch_moe_and_checkpointing() -> None:
-    moe_utils = importlib.import_module(f"{_CORE}.transformer.moe.moe_utils")
-    dispatcher = importlib.import_module(f"{_CORE}.transformer.moe.token_dispatcher")
-    # The original converts CUDA tensors only, and all-to-all refuses tensors as split sizes.
-    moe_utils.maybe_move_tensor_to_cpu = dispatcher.maybe_move_tensor_to_cpu = _to_cpu
+    for name in ("moe_utils", "token_dispatcher"):
+        # The original converts CUDA tensors only, and all-to-all refuses tensors as split sizes.
+        module = importlib.import_module(f"{_CORE}.transformer.moe.{name}")
+        module.__dict__["maybe_move_tensor_to_cpu"] = _to_cpu
     writer = importlib.import_module(f"{_CORE}.dist_checkpointing.strategies.filesystem_async")
     # Instead of a spawned Manager process, which re-imports __main__ and takes 6 to 9 s.
-    writer._results_queue = torch.multiprocessing.get_context("fork").Queue()
+    writer.__dict__["_results_queue"] = torch.multiprocessing.get_context("fork").Queue()

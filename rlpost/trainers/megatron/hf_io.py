@@ -65,7 +65,10 @@ class HfReader:
     def _locate(self) -> dict[str, Path]:
         index = self._folder / _INDEX
         if index.is_file():
-            weight_map = json.loads(index.read_text())["weight_map"]
+            try:
+                weight_map = json.loads(index.read_text())["weight_map"]
+            except (ValueError, KeyError) as error:
+                raise ModelError(f"{index} is damaged: {error!r}") from error
             return {name: self._folder / file for name, file in weight_map.items()}
         single = self._folder / _SINGLE
         return dict.fromkeys(self._open(single).keys(), single)
