@@ -98,7 +98,9 @@ def write_manifest(folder: Path) -> None:
 def verify_manifest(folder: Path) -> None:
     """Raises CheckpointError naming the part that is missing or damaged, and an older one."""
     if not (folder / MANIFEST).is_file():
-        raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}{_older(folder)}")
+        raise CheckpointError(
+            f"{folder} is no complete checkpoint: it has no {MANIFEST}{_older(folder)}"
+        )
     for name, entry in json.loads((folder / MANIFEST).read_text())["files"].items():
         path = folder / name
         if not path.is_file():

@@ -134,5 +134,3 @@ def free_port() -> int:
 def node_address() -> str:
     """Address of this one-machine cluster: nothing listens on the network."""
     return "127.0.0.1"
-
-

@@ -35,12 +35,17 @@ def scalars_of(groups: Sequence[GroupHandle]) -> BatchScalars:
 
 
 def view_for(
-    batch: Batch, *, blocks: Sequence[BlockRef], data_parallel_size: int, num_minibatches: int
+    batch: Batch,
+    *,
+    blocks: Sequence[BlockRef],
+    data_parallel_size: int,
+    num_minibatches: int,
+    num_visits: int = 1,
 ) -> BatchView:
     """The batch as one role takes it: rows spread over its ranks, balanced by tokens.
 
     A minibatch holds whole groups, in batch order, so that the optimizer steps of a batch do not
-    depend on how many ranks there are.
+    depend on how many ranks there are. With `num_visits` the minibatches come round again.
     """
     per_minibatch = math.ceil(len(batch.groups) / num_minibatches)
     chunks = [
@@ -51,7 +56,7 @@ def view_for(
         step=batch.step,
         blocks=tuple(blocks),
         scalars=scalars_of(batch.groups),
-        minibatches=tuple(_spread(chunk, data_parallel_size) for chunk in chunks),
+        minibatches=tuple(_spread(chunk, data_parallel_size) for chunk in chunks) * num_visits,
     )
 
 

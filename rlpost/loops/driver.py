@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlpost.errors import BudgetError
+from rlpost.errors import BudgetError, DataError
 from rlpost.loops import report
 from rlpost.loops.batches import Batch, drop_reason, view_for
 from rlpost.metrics import merge, results
-from rlpost.types import BlockRef, GroupHandle, PassResult
+from rlpost.types import BlockRef, GroupHandle, PassResult, Prompt
 
 if TYPE_CHECKING:
     from rlpost.algorithms.base import Algorithm
@@ -34,6 +34,7 @@ class Schedule:
     steps_per_epoch: int
     prompts_per_step: int
     num_minibatches: int
+    num_ppo_epochs: int
     step_deadline_s: float
 
     def is_last(self, step: int) -> bool:
@@ -98,11 +99,11 @@ class Driver:
         self, count: int, kept: list[GroupHandle], dropped: list[tuple[GroupHandle, str]]
     ) -> float:
         """One round of `count` prompts; returns the seconds until the last answer was there."""
-        prompts = [self.ledger.draw() for _ in range(count)]
+        prompts = draw_prompts(self.ledger, count)
         groups = await self.rollouts.generate(prompts)
         for group in groups:
             reason = drop_reason(group, drop_constant=self.drop_constant)
-            self.ledger.settle(group.prompt_key, reason)
+            settle(self.ledger, group, reason)
             if reason:
                 dropped.append((group, reason))
             else:
@@ -153,6 +154,7 @@ class Driver:
             blocks=self._blocks,
             data_parallel_size=self.actor.data_parallel_size,
             num_minibatches=self.schedule.num_minibatches,
+            num_visits=self.schedule.num_ppo_epochs,
         )
         with self.recorder.span("train"):
             parts = await self.actor.group.call(
@@ -204,11 +206,14 @@ class Driver:
 
     def record(self, batch: Batch, metrics: dict[str, float], *, staleness: float) -> None:
         """Everything of one finished step that is known without waiting."""
-        self.ledger.mark_trained([group.prompt_key for group in batch.groups])
+        for group in batch.groups:
+            self.ledger.move(group.prompt_key, "trained")
         self.ledger.check()
         generated = report.generated_tokens(batch)
         trained = metrics.pop("perf/trained_tokens", 0.0)
-        self.recorder.add(metrics | report.rollout_metrics(batch) | self.ledger.metrics())
+        self.recorder.add(
+            metrics | report.rollout_metrics(batch) | report.ledger_metrics(self.ledger)
+        )
         self.recorder.add(
             {
                 "policy/version": float(self.policy_version),
@@ -256,4 +261,31 @@ class Driver:
         self.ledger.load_state_dict(state["ledger"])
         self.resumed = True
 
+    async def dispose(self) -> None:
+        """Gives up pending work and lets engines and the reward pool end by themselves."""
+        if self._writing is not None:
+            self._writing.cancel()
+        stops = [worker.call("shutdown", deadline_s=10.0) for worker in self.engines]
+        stops.append(self.rollouts.worker.call("close", deadline_s=10.0))
+        await asyncio.gather(*stops, return_exceptions=True)
 
+
+def draw_prompts(ledger: Ledger, count: int) -> list[Prompt]:
+    """Draws and leases `count` prompts. Raises DataError when the data has ended."""
+    prompts = []
+    for _ in range(count):
+        prompt = ledger.draw()
+        if prompt is None:
+            raise DataError(f"the data ended after {ledger.num_drawn} prompts; raise num_epochs")
+        ledger.move(prompt.key, "leased")
+        prompts.append(prompt)
+    return prompts
+
+
+def settle(ledger: Ledger, group: GroupHandle, reason: str) -> None:
+    """Moves a finished group on: admitted, filtered (scored but unusable) or failed."""
+    if group.failure:
+        ledger.move(group.prompt_key, "failed")
+        return
+    for state in ("generated", "scored", "filtered" if reason else "admitted"):
+        ledger.move(group.prompt_key, state)

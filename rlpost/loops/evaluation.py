@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlpost.types import GroupHandle, Sampling
+from rlpost.validation import Section
 
 if TYPE_CHECKING:
     from rlpost.data.base import PromptSource
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class EvaluatorConfig:
     """`data` is a prompt source section; `interval` counts steps."""
 
-    data: Any
+    data: Section
     num_prompts: PositiveInt | None
     num_samples: PositiveInt
     interval: NonNegativeInt
@@ -68,7 +69,9 @@ def eval_metrics(name: str, groups: list[GroupHandle]) -> dict[str, float]:
     return {
         f"eval/{name}/accuracy": sum(known) / len(known) if known else math.nan,
         f"eval/{name}/num_answers": float(len(known)),
-        f"eval/{name}/missing": float(len(values) - len(known) + sum(bool(g.failure) for g in groups)),
+        f"eval/{name}/missing": float(
+            len(values) - len(known) + sum(bool(g.failure) for g in groups)
+        ),
         f"eval/{name}/length/mean": sum(lengths) / len(lengths) if lengths else math.nan,
         f"eval/{name}/truncated/ratio": sum(cut) / len(cut) if cut else math.nan,
     }

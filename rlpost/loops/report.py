@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from rlpost.data.ledger import Ledger
 from rlpost.loops.batches import Batch
 from rlpost.types import GroupHandle
 
@@ -37,6 +38,12 @@ def verdicts(groups: Sequence[GroupHandle]) -> Mapping[str, int]:
     for group in groups:
         counts.update(group.verdict_counts)
     return counts
+
+
+def ledger_metrics(ledger: Ledger) -> dict[str, float]:
+    """Where all prompts drawn so far are."""
+    counts = ledger.counts | {"drawn": ledger.num_drawn, "in_flight": len(ledger.in_flight())}
+    return {f"data/ledger/{state}": float(count) for state, count in counts.items()}
 
 
 def generated_tokens(batch: Batch) -> int:

@@ -1,10 +1,10 @@
-"""Collects one step's metrics and timings and hands them to the trackers in one row."""
+"""Collects one step's metrics and timings and hands them to the tracker in one row."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rlpost.tracking.base import Tracker
 from rlpost.tracking.timeline import Timeline
@@ -13,8 +13,8 @@ from rlpost.tracking.timeline import Timeline
 class Recorder:
     """Metrics of the step being made. `flush(step)` sends them and starts anew."""
 
-    def __init__(self, trackers: Sequence[Tracker], timeline: Timeline) -> None:
-        self._trackers = list(trackers)
+    def __init__(self, tracker: Tracker, timeline: Timeline) -> None:
+        self._tracker = tracker
         self._timeline = timeline
         self._metrics: dict[str, float] = {}
 
@@ -42,6 +42,5 @@ class Recorder:
             self._metrics[name] = amount / seconds
 
     def flush(self, step: int) -> None:
-        for tracker in self._trackers:
-            tracker.log(step, self._metrics)
+        self._tracker.log(step, self._metrics)
         self._metrics = {}

@@ -1,0 +1,239 @@
+"""The composition root: builds everything a run needs, runs its loop, disposes of all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlpost.cluster.local import free_port, node_address
+from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
+from rlpost.config import RunConfig, Section, build
+from rlpost.data.ledger import Ledger
+from rlpost.loops.driver import Driver, Role, Schedule
+from rlpost.loops.rollouts import Rollouts
+from rlpost.plan import RunPlan, needs_reference
+from rlpost.rollout.worker import RolloutWorker
+from rlpost.tracking.base import RunStatus, Tracker
+from rlpost.tracking.console import ConsoleTracker
+from rlpost.tracking.files import FilesTracker
+from rlpost.tracking.multi import MultiTracker
+from rlpost.tracking.recorder import Recorder
+from rlpost.tracking.timeline import Timeline
+from rlpost.trainers.base import RankSpec
+
+
+def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
+    """Runs to the end. Raises RlpostError on failure, KeyboardInterrupt when asked to stop.
+
+    Whatever happens, workers end and trackers close with the true status.
+    """
+    console = ConsoleTracker(num_steps=plan.num_steps)
+    timeline = Timeline(run_dir / "events.jsonl", on_start=console.phase)
+    files = FilesTracker(timeline=timeline)
+    tracker = MultiTracker([files, console, build(config.tracking)], summary=console.summary)
+    with closing(tracker):
+        tracker.start(run_name=config.run_name, run_dir=run_dir, params=config.plain())
+        recorder = Recorder(tracker, timeline)
+        with recorder.span("prepare_model"):
+            model_path = build(config.model).prepare(Path(config.output_dir))
+        cluster = build(config.cluster, log_dir=run_dir / "logs")
+        cluster.check_fits(placements(config))
+        with cluster.running():
+            builder = Builder(config, plan, run_dir, model_path, cluster, recorder)
+            return asyncio.run(interruptible(builder.run()))
+
+
+async def interruptible(work: Any) -> Any:
+    """SIGTERM ends the run as Ctrl-C does."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        stopped.set()
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if stopped.is_set():
+            raise KeyboardInterrupt from None
+        raise
+
+
+@contextlib.contextmanager
+def closing(tracker: Tracker) -> Iterator[None]:
+    """Closes the tracker with FINISHED, FAILED or KILLED, whatever happens inside."""
+    status: RunStatus = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.close(status)
+
+
+def placements(config: RunConfig) -> dict[str, list[Placement]]:
+    """Role -> one placement per worker, from the sections alone."""
+    trainer = config.trainer.config
+    rank = Placement(trainer.num_cpus_per_rank, trainer.num_gpus_per_rank, trainer.env)
+    demands = {"actor": [rank] * trainer.world_size}
+    if needs_reference(config):
+        demands["reference"] = [rank] * trainer.world_size
+    if config.engine is not None:
+        engine = config.engine.config
+        replica = Placement(engine.num_cpus_per_engine, engine.num_gpus_per_engine, engine.env)
+        demands["engine"] = [replica] * engine.num_engines
+    demands["rollout"] = [Placement(1, 0, {"OMP_NUM_THREADS": "1"})]
+    return demands
+
+
+@dataclass
+class Builder:
+    """Starts the workers of one run and puts the driver together."""
+
+    config: RunConfig
+    plan: RunPlan
+    run_dir: Path
+    model_path: Path
+    cluster: Any
+    recorder: Recorder
+
+    async def run(self) -> float | None:
+        with self.recorder.span("start"):
+            driver = await self.build_driver()
+        async with disposing(driver):
+            if self.config.resume_from is not None:
+                await driver.resume(Path(self.config.resume_from))
+            await build(self.config.loop).run(driver)
+        return None
+
+    async def build_driver(self) -> Driver:
+        config = self.config
+        roles, engines, source = await gather(
+            [
+                self.start_roles(),
+                self.start_engines(),
+                asyncio.to_thread(build, config.data, seed=config.seed),
+            ]
+        )
+        worker = await self.start_rollout(engines)
+        rollout = config.rollout.config
+        return Driver(
+            schedule=self.schedule(),
+            algorithm=build(config.algorithm),
+            roles=roles,
+            engines=engines,
+            rollouts=Rollouts(
+                worker, group_size=config.group_size, deadline_s=rollout.generate_deadline_s
+            ),
+            ledger=Ledger(source, num_epochs=None, num_prompts=None),
+            weight_sync=None if config.weight_sync is None else build(config.weight_sync),
+            evaluator=self.evaluator(config.eval),
+            checkpointer=build(config.checkpoint, directory=self.run_dir / "checkpoints"),
+            recorder=self.recorder,
+            drop_constant=getattr(config.algorithm.config, "dynamic_sampling", False),
+        )
+
+    def schedule(self) -> Schedule:
+        return Schedule(
+            num_steps=self.plan.num_steps,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            prompts_per_step=self.plan.prompts_per_step,
+            num_minibatches=self.plan.num_minibatches,
+            num_ppo_epochs=getattr(self.config.algorithm.config, "num_ppo_epochs", 1),
+            step_deadline_s=self.config.trainer.config.step_deadline_s,
+        )
+
+    def evaluator(self, section: Section | None) -> Any:
+        if section is None:
+            return None
+        return build(
+            section,
+            source=build(section.config.data, seed=self.config.seed),
+            max_response_tokens=self.config.rollout.config.max_response_tokens,
+        )
+
+    async def start_roles(self) -> dict[str, Role]:
+        names = ["actor", "reference"] if needs_reference(self.config) else ["actor"]
+        started = await gather(self.start_role(name) for name in names)
+        return dict(zip(names, started, strict=True))
+
+    async def start_role(self, role: str) -> Role:
+        section = self.config.trainer
+        trainer = section.config
+        workers = self.spawn(role)
+        port = free_port()
+        for rank, worker in enumerate(workers):
+            spec = RankSpec(role, rank, trainer.world_size, node_address(), port)
+            await worker.create(
+                section.target, [trainer], self.rank_arguments(role, spec), deadline_s=120.0
+            )
+        group = WorkerGroup(role, workers)
+        await group.call("setup", deadline_s=trainer.setup_deadline_s)
+        return Role(group, trainer.data_parallel_size)
+
+    def rank_arguments(self, role: str, spec: RankSpec) -> Mapping[str, Any]:
+        return {
+            "spec": spec,
+            "model_path": str(self.model_path),
+            "dtype": self.config.model.config.dtype,
+            "algorithm": build(self.config.algorithm) if role == "actor" else None,
+            "temperature": self.config.rollout.config.temperature,
+            "seed": self.config.seed,
+        }
+
+    async def start_engines(self) -> list[Worker]:
+        section = self.config.engine
+        if section is None:
+            return []
+        engines = self.spawn("engine")
+        await gather(self.start_engine(section, engine) for engine in engines)
+        return engines
+
+    async def start_engine(self, section: Section, engine: Worker) -> None:
+        arguments = {
+            "model_path": str(self.model_path),
+            "dtype": self.config.model.config.dtype,
+            "max_model_len": self.config.model.config.max_length,
+            "rank": engine.rank,
+            "seed": self.config.seed,
+        }
+        await engine.create(section.target, [section.config], arguments, deadline_s=120.0)
+        await engine.call("start", deadline_s=section.config.start_deadline_s)
+
+    async def start_rollout(self, engines: list[Worker]) -> Worker:
+        (worker,) = self.spawn("rollout")
+        arguments = {
+            "model_path": str(self.model_path),
+            "engines": engines,
+            "reward": self.config.reward,
+            "group_size": self.config.group_size,
+            "seed": self.config.seed,
+            "run_dir": self.run_dir,
+        }
+        await worker.create(RolloutWorker, [self.config.rollout], arguments, deadline_s=120.0)
+        await worker.call("start", deadline_s=120.0)
+        return worker
+
+    def spawn(self, role: str) -> list[Worker]:
+        return [
+            self.cluster.spawn(role=role, rank=rank, placement=placement)
+            for rank, placement in enumerate(placements(self.config)[role])
+        ]
+
+
+@contextlib.asynccontextmanager
+async def disposing(driver: Driver) -> AsyncIterator[Driver]:
+    """Ends pending work and stops engines and the reward pool, whatever happened."""
+    try:
+        yield driver
+    finally:
+        await driver.dispose()
