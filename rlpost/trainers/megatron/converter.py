@@ -50,17 +50,22 @@ def _local_share(
     parameter: torch.nn.Parameter, mapped: Mapped, tensors: list[torch.Tensor], hf_config: Any
 ) -> torch.Tensor:
     """The rows or columns of the full tensors that this tensor-parallel rank holds."""
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    rank = parallel_state.get_tensor_model_parallel_rank()
     if mapped.kind == "vocab":
+        rank = parallel_state.get_tensor_model_parallel_rank()
         return _vocab_rows(tensors[0], rank * len(parameter), len(parameter))
     if mapped.kind == "glu":
-        return torch.cat([torch.chunk(tensor, tp)[rank] for tensor in tensors])
+        return torch.cat([_cut(tensor, dim=0) for tensor in tensors])
     if mapped.kind == "qkv":
-        return torch.chunk(merge_qkv(tensors, hf_config.num_key_value_heads), tp)[rank]
-    if _is_sharded(parameter):
-        return torch.chunk(tensors[0], tp, _sharded_dim(parameter))[rank]
-    return tensors[0]
+        return _cut(merge_qkv(tensors, hf_config.num_key_value_heads), dim=0)
+    return _cut(tensors[0], _sharded_dim(parameter)) if _is_sharded(parameter) else tensors[0]
+
+
+def _cut(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    share: torch.Tensor = torch.chunk(tensor, tp, dim)[
+        parallel_state.get_tensor_model_parallel_rank()
+    ]
+    return share
 
 
 def _vocab_rows(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
