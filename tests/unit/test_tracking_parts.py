@@ -1,0 +1,136 @@
+"""Timeline, console and the composition of trackers."""
+
+import asyncio
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rlpost.tracking.base import status_of
+from rlpost.tracking.console import ConsoleTracker, duration, step_line
+from rlpost.tracking.files import FilesTracker
+from rlpost.tracking.multi import MultiTracker
+from rlpost.tracking.timeline import Timeline
+
+
+class Recording:
+    """A tracker that notes its calls, and fails in those named in `broken`."""
+
+    def __init__(self, *broken):
+        self.broken = broken
+        self.calls = []
+
+    def _note(self, name, value=None):
+        self.calls.append((name, value) if value else name)
+        if name in self.broken:
+            raise OSError(f"{name} is broken")
+
+    def start(self, *, run_name, run_dir, params):
+        self._note("start")
+
+    def log(self, step, metrics):
+        self._note("log", step)
+
+    def artifact(self, path):
+        self._note("artifact", path)
+
+    def close(self, status):
+        self._note("close", status)
+
+    def report(self):
+        return {"calls": str(len(self.calls))}
+
+
+def test_status_tells_a_kill_from_a_failure():
+    assert status_of(None) == "FINISHED"
+    assert status_of(RuntimeError("loss is NaN")) == "FAILED"
+    for killed in (KeyboardInterrupt(), asyncio.CancelledError(), SystemExit(143)):
+        assert status_of(killed) == "KILLED"
+
+
+def test_every_tracker_is_closed_although_one_fails(tmp_path):
+    first, second, summaries = Recording("close"), Recording(), []
+    multi = MultiTracker([first, second], summary=lambda status, rows: summaries.append(status))
+    multi.start(run_name="r", run_dir=tmp_path, params={})
+    with pytest.raises(OSError, match="close is broken"):
+        multi.close("KILLED")
+    assert second.calls[-1] == ("close", "KILLED")
+    assert summaries == ["KILLED"]
+
+
+def test_closing_twice_closes_each_tracker_once(tmp_path):
+    tracker = Recording()
+    multi = MultiTracker([tracker], summary=lambda status, rows: None)
+    multi.start(run_name="r", run_dir=tmp_path, params={})
+    multi.close("FINISHED")
+    multi.close("FAILED")
+    assert tracker.calls == ["start", ("close", "FINISHED")]
+
+
+def test_a_tracker_that_cannot_start_leaves_the_others_closable(tmp_path):
+    first, second = Recording(), Recording("start")
+    multi = MultiTracker([first, second], summary=lambda status, rows: None)
+    with pytest.raises(OSError, match="start is broken"):
+        multi.start(run_name="r", run_dir=tmp_path, params={})
+    multi.close("FAILED")
+    assert first.calls == ["start", ("close", "FAILED")]
+    assert second.calls == ["start"]
+
+
+def test_a_span_is_recorded_also_when_it_raises(tmp_path):
+    begun = []
+    timeline = Timeline(tmp_path / "run" / "events.jsonl", on_start=begun.append)
+    with pytest.raises(RuntimeError), timeline.span("train", step=3):
+        raise RuntimeError("rank 1 died")
+    (event,) = timeline.events()
+    assert (event["name"], event["lane"], event["step"]) == ("train", "driver", 3)
+    assert event["end"] >= event["start"]
+    assert begun == ["train"]
+
+
+def test_chrome_trace_has_a_row_for_each_lane(tmp_path):
+    timeline = Timeline(tmp_path / "events.jsonl")
+    timeline.add("generate", 10.0, 12.5, lane="engine[0]", tokens=7)
+    timeline.add("train", 12.5, 13.0)
+    FilesTracker(timeline=timeline).close("FINISHED")
+    timeline.export_chrome(tmp_path / "timeline.json")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["engine[0]", "driver"]
+    generate = next(e for e in events if e["name"] == "generate")
+    assert (generate["ts"], generate["dur"], generate["args"]) == (10e6, 2.5e6, {"tokens": 7})
+
+
+def test_report_names_the_newest_checkpoint_by_number(tmp_path):
+    for step in ("step_2", "step_10", "step_9.tmp"):
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
+    tracker = FilesTracker(timeline=Timeline(tmp_path / "events.jsonl"))
+    tracker.start(run_name="r", run_dir=tmp_path, params={})
+    assert tracker.report()["checkpoint"].endswith("step_10")
+
+
+def test_plain_console_prints_one_line_a_step_and_a_summary(tmp_path):
+    out = io.StringIO()
+    tracker = ConsoleTracker(num_steps=2, console=Console(file=out, soft_wrap=True, width=40))
+    tracker.start(run_name="grpo", run_dir=tmp_path, params={})
+    tracker.phase("starting engines")
+    tracker.log(0, {"eval/chain_sum/accuracy": 0.125})
+    tracker.phase("train")
+    tracker.log(1, {"rollout/reward/mean": 0.5, "perf/generated_tokens_per_s": 1204.4})
+    tracker.log(2, {"rollout/reward/mean": 0.75, "eval/chain_sum/accuracy": 0.625})
+    tracker.close("FINISHED")
+    command = "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db  [and no markup]"
+    tracker.summary("FINISHED", dict(tracker.report()) | {"MLflow UI": command})
+    lines = out.getvalue().splitlines()
+    assert lines[1:3] == ["starting engines ...", "step 0/2  eval chain_sum 0.125"]
+    assert lines[3].startswith("step 1/2  reward 0.500  1,204 tokens/s")
+    assert lines[4] == "step 2/2  reward 0.750  eval chain_sum 0.625"
+    assert "FINISHED at step 2/2" in lines[6]
+    assert lines[7] == "  accuracy (chain_sum)  0.125 -> 0.625"
+    assert lines[8].endswith(command)
+
+
+def test_line_shows_what_is_left():
+    line = step_line(3, 20, {"rollout/accuracy/mean": 0.4}, remaining_s=70.0)
+    assert line == "step  3/20  accuracy 0.400  1m 10s left"
+    assert duration(3725) == "1h 02m"

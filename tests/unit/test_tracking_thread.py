@@ -1,0 +1,148 @@
+"""The MLflow tracker beside its store: thread, queue, retries; no MLflow is imported here."""
+
+import threading
+
+import pytest
+
+from rlpost.errors import TrackingError
+from rlpost.tracking import mlflow, mlflow_store
+from rlpost.tracking.mlflow import MlflowTracker, MlflowTrackerConfig
+
+
+def config(**changes):
+    values = {
+        "tracking_uri": "sqlite:///unused/mlflow.db",
+        "artifact_dir": None,
+        "experiment": "unit",
+        "max_queued": 2,
+        "start_timeout_s": 5.0,
+        "close_timeout_s": 5.0,
+    }
+    return MlflowTrackerConfig(**values | changes)
+
+
+class FakeRun:
+    """Stands for a run of the store; `gate` holds its writes up, `broken` makes them fail."""
+
+    run_id = "run-1"
+
+    def __init__(self, *, broken=False):
+        self.gate = threading.Event()
+        self.gate.set()
+        self.broken = broken
+        self.rows = []
+        self.status = None
+
+    def log(self, step, time_ms, metrics):
+        self.gate.wait(5.0)
+        if self.broken:
+            raise OSError("disk is full")
+        self.rows.append((step, metrics))
+
+    def end(self, status):
+        self.status = status
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Starts a tracker on a given run, or on an error to raise."""
+
+    def start(run, **changes):
+        def open_run(**arguments):
+            if isinstance(run, Exception):
+                raise run
+            return run
+
+        monkeypatch.setattr(mlflow, "open_run", open_run)
+        tracker = MlflowTracker(config(**changes))
+        tracker.start(run_name="r", run_dir=tmp_path, params={})
+        return tracker
+
+    return start
+
+
+def test_close_writes_what_is_queued_and_then_the_status(started):
+    run = FakeRun()
+    tracker = started(run)
+    tracker.log(1, {"a": 1.0})
+    tracker.close("KILLED")
+    assert (run.rows, run.status) == ([(1, {"a": 1.0})], "KILLED")
+
+
+def test_a_store_that_cannot_be_opened_is_an_error(started, caplog):
+    tracker = started(OSError("unable to open database file"))
+    with pytest.raises(TrackingError, match=r"unable to open database.*tracking=none"):
+        tracker.log(0, {})
+    tracker.close("FAILED")
+
+
+def test_failing_writes_warn_once_and_training_goes_on(started, caplog):
+    run = FakeRun(broken=True)
+    tracker = started(run, max_queued=10)
+    for step in range(3):
+        tracker.log(step, {"a": 1.0})
+    tracker.close("FINISHED")
+    assert run.status == "FINISHED"
+    assert [r.getMessage() for r in caplog.records if "disk is full" in r.getMessage()]
+    assert len(caplog.records) == 1
+    assert tracker.report()["MLflow lacks"].startswith("3 rows")
+
+
+def test_a_slow_store_never_blocks_the_loop_and_lost_rows_are_counted(started):
+    run = FakeRun()
+    run.gate.clear()
+    tracker = started(run)
+    for step in range(10):
+        tracker.log(step, {"a": 1.0})
+    run.gate.set()
+    tracker.close("FINISHED")
+    lost = 10 - len(run.rows)
+    assert lost >= 7  # one row is being written, two wait
+    assert tracker.report()["MLflow lacks"].startswith(f"{lost} rows")
+    assert run.rows[-1][1]["tracking/dropped/count"] >= 1
+
+
+def test_a_stuck_store_does_not_hold_up_the_end_of_the_run(started, caplog):
+    run = FakeRun()
+    run.gate.clear()
+    tracker = started(run, close_timeout_s=0.1)
+    tracker.log(1, {})
+    tracker.close("FINISHED")
+    run.gate.set()
+    assert "tracking.close_timeout_s" in caplog.text
+
+
+def test_address_without_scheme_is_refused():
+    with pytest.raises(ValueError, match=r"tracking_uri \('outputs/mlflow.db'\).*sqlite:///"):
+        config(tracking_uri="outputs/mlflow.db")
+
+
+def test_params_are_flat_with_dotted_names():
+    nested = {"seed": 1, "loop": {"colocate": False, "empty": {}}, "sizes": [1, 2]}
+    flat = {"seed": 1, "loop.colocate": False, "loop.empty": {}, "sizes": [1, 2]}
+    assert mlflow_store.flatten(nested) == flat
+
+
+def test_a_locked_database_is_tried_again(monkeypatch):
+    waits = []
+    monkeypatch.setattr(mlflow_store.time, "sleep", waits.append)
+    answers = iter([OSError("database is locked"), OSError("database is locked"), "done"])
+
+    def call():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert mlflow_store.retried(call) == "done"
+    assert waits == sorted(waits) and len(waits) == 2
+
+
+def test_other_errors_are_not_tried_again(monkeypatch):
+    monkeypatch.setattr(mlflow_store.time, "sleep", lambda seconds: pytest.fail("waited"))
+
+    def call():
+        raise OSError("disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        mlflow_store.retried(call)
