@@ -1,0 +1,32 @@
+"""Picking the answer out of a response."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+
+def require_pattern(key: str, pattern: str) -> None:
+    """Raises ValueError for text that is not a regular expression, or that has many groups."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{key} ({pattern!r}) is not a regular expression: {error}") from error
+    if compiled.groups > 1:
+        raise ValueError(
+            f"{key} ({pattern!r}) has {compiled.groups} groups; mark the answer with one group and "
+            "write the others as (?:...)"
+        )
+
+
+def last_match(pattern: str, response: str) -> str | None:
+    """Group 1 (or the whole) of the pattern's last match, stripped; None without a match."""
+    found = None
+    for found in re.finditer(pattern, response):  # noqa: B007
+        pass
+    return None if found is None else found.group(found.re.groups).strip()
+
+
+Pattern = Annotated[str, Field(min_length=1)]
