@@ -1,0 +1,38 @@
+"""What makes a folder a usable Hugging Face model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlpost.errors import ModelError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def checked(folder: Path, *, max_length: int) -> Path:
+    """Returns `folder`. Raises ModelError that names what is missing, or a max_length too long."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is no Hugging Face model: config.json is missing")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder} holds no *.safetensors; save the model again with "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"{folder} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
+    check_length(folder, max_length)
+    return folder
+
+
+def check_length(folder: Path, max_length: int) -> None:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{folder}/config.json can't be read: {error}") from error
+    limit = config.get("max_position_embeddings", max_length)
+    if max_length > limit:
+        raise ModelError(
+            f"model.max_length ({max_length}) is more than the {limit} positions of the model in "
+            f"{folder}; try model.max_length={limit}"
+        )

@@ -1,0 +1,78 @@
+"""A model that another recipe of this project trains first: run once, then taken from the cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from rlpost.errors import ModelError
+from rlpost.models.base import Dtype
+from rlpost.models.cache import build_once, key_of, sibling
+from rlpost.models.folder import checked
+from rlpost.models.launcher import Launcher
+
+VERSIONED = ("rlpost", "torch", "transformers", "megatron-core")
+
+
+@dataclass(frozen=True)
+class WarmStartedModelConfig:
+    recipe: Annotated[str, Field(pattern=r"^[\w/-]+$")]
+    overrides: list[str]
+    timeout_s: PositiveFloat
+    dtype: Dtype
+    max_length: PositiveInt
+
+
+class WarmStartedModel:
+    """The last Hugging Face export of `launch.py +recipe=<recipe> <overrides>`.
+
+    The folder's name holds a hash of that run's whole configuration and of the libraries' versions,
+    so a changed recipe trains anew and an unchanged one never does.
+    """
+
+    Config = WarmStartedModelConfig
+
+    def __init__(self, config: WarmStartedModelConfig) -> None:
+        self.config = config
+
+    def prepare(self, cache_dir: Path) -> Path:
+        launcher = Launcher([f"+recipe={self.config.recipe}", *self.config.overrides])
+        key = key_of({"config": launcher.composed(), "versions": versions()})
+        target = cache_dir.absolute() / f"{self.config.recipe.replace('/', '_')}-{key}"
+        folder = build_once(target, lambda empty: self._train(launcher, target, empty))
+        return checked(folder, max_length=self.config.max_length)
+
+    def _train(self, launcher: Launcher, target: Path, folder: Path) -> None:
+        """Runs the recipe beside the cache and copies its export into `folder`."""
+        run_dir = sibling(target, "run")
+        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.mkdir()
+        print(f"[model] training {target.name} with recipe {self.config.recipe} (once)", flush=True)
+        launcher.run(run_dir, timeout_s=self.config.timeout_s)
+        export = last_export(run_dir)
+        shutil.copytree(export, folder, dirs_exist_ok=True)
+
+
+def last_export(run_dir: Path) -> Path:
+    """`checkpoints/step_<highest>/hf` of a finished run. Raises ModelError."""
+    found = [
+        (int(match[1]), path)
+        for path in (run_dir / "checkpoints").glob("step_*/hf")
+        if (match := re.fullmatch(r"step_(\d+)", path.parent.name))
+    ]
+    if not found:
+        raise ModelError(
+            f"the warm start left no {run_dir}/checkpoints/step_*/hf; its recipe must save a "
+            "checkpoint at the end"
+        )
+    return max(found)[1]
+
+
+def versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in VERSIONED}
