@@ -78,12 +78,11 @@ def unknown(given: str, name: str, names: Sequence[str]) -> str:
 
 def options_by_group(conf: Path) -> dict[str, list[str]]:
     """{"algorithm": ["grpo", ...], "hydra/launcher": [...]}"""
-    groups: dict[str, list[str]] = {}
-    for file in sorted(conf.rglob("*.yaml")):
-        group = file.parent.relative_to(conf).as_posix()
-        if group != ".":
-            groups.setdefault(group, []).append(file.stem)
-    return groups
+    folders = sorted(path for path in conf.rglob("*") if path.is_dir())
+    return {
+        folder.relative_to(conf).as_posix(): sorted(file.stem for file in folder.glob("*.yaml"))
+        for folder in folders
+    }
 
 
 def compose_node(overrides: Sequence[str], conf: Path = CONF) -> DictConfig:

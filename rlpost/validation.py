@@ -18,6 +18,8 @@ from pydantic_core import core_schema
 
 from rlpost.wording import adapter, describe_errors, join, nearest
 
+__all__ = ["TARGET", "Section", "Validator", "import_target", "nearest"]
+
 TARGET = "_target_"
 PLACEHOLDER = "_section_"  # stands for a nested node that was validated before its parent
 
@@ -48,7 +50,7 @@ def _section_of_placeholder(value: Any, info: ValidationInfo) -> Any:
     """Section of the placeholder that `Validator` left in the node."""
     sections = (info.context or {}).get("sections", {})
     if not isinstance(value, dict) or PLACEHOLDER not in value:
-        raise ValueError(f"a node with {TARGET} belongs here")
+        raise ValueError(f"got {value!r}; a node with {TARGET} belongs here")
     return sections[value[PLACEHOLDER]]
 
 

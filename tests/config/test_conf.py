@@ -1,0 +1,114 @@
+"""Every YAML under conf/: keys and comments, and that every recipe is a valid run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlpost.checks import check
+from rlpost.config import RunConfig, Section, load
+from rlpost.overrides import CONF, compose_node
+from rlpost.validation import Validator
+from rlpost.wording import MISSING
+
+FILES = sorted(CONF.rglob("*.yaml"))
+RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
+OPTIONS = [file for file in FILES if file.parent.name not in ("conf", "recipe", "hydra")]
+KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.@/]+):( |$)")
+
+
+def named(file: Path) -> str:
+    return file.relative_to(CONF).with_suffix("").as_posix()
+
+
+def lines_without_comment(file: Path) -> Iterator[str]:
+    """Keys, apart from `_target_` and `defaults`, whose line does not follow a comment."""
+    before = ""
+    for line in file.read_text().splitlines():
+        match = KEY.match(line)
+        exempt = match and match["key"] in ("_target_", "defaults")
+        if match and not exempt and not before.lstrip().startswith("#"):
+            yield line.strip()
+        before = line
+
+
+@pytest.mark.parametrize("file", FILES, ids=named)
+def test_every_key_has_a_comment_above(file: Path) -> None:
+    if file.parent.name != "recipe":  # a recipe only sets keys that are explained elsewhere
+        assert list(lines_without_comment(file)) == []
+
+
+@pytest.mark.parametrize("file", OPTIONS, ids=named)
+def test_keys_are_the_fields_of_the_config(file: Path) -> None:
+    """Validation allows no key without a field and, as fields have no defaults, none missing."""
+    group, option = file.parent.name, file.stem
+    node = compose_node([f"{group}={option}", "run_name=test"])
+    section = OmegaConf.to_container(node[group], resolve=True)
+    validator = Validator(["rlpost."])
+    validator.validate(Holder, {"section": section})
+    assert [line for line in validator.problems if MISSING not in line] == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    section: Section
+
+
+def test_no_config_field_has_a_default() -> None:
+    """Defaults live in YAML only."""
+    for config in configs_of(load(compose_node([]))):
+        for field in dataclasses.fields(config):
+            assert field.default is dataclasses.MISSING, (config, field.name)
+            assert field.default_factory is dataclasses.MISSING, (config, field.name)
+
+
+def configs_of(value: Any) -> Iterator[Any]:
+    """All Config classes that occur in a run."""
+    value = value.config if isinstance(value, Section) else value
+    if dataclasses.is_dataclass(value):
+        yield type(value)
+        for field in dataclasses.fields(value):
+            yield from configs_of(getattr(value, field.name))
+    for item in value.values() if isinstance(value, dict) else ():
+        yield from configs_of(item)
+    for item in value if isinstance(value, list) else ():
+        yield from configs_of(item)
+
+
+def test_shared_keys_and_groups_are_the_fields_of_the_run() -> None:
+    names = {field.name for field in dataclasses.fields(RunConfig)}
+    assert set(compose_node([])) == names
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_composes_and_passes_all_checks(recipe: str) -> None:
+    check(load(compose_node([f"+recipe={recipe}"])))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_only_overrides_groups_that_exist(recipe: str) -> None:
+    """Hydra drops a defaults entry whose keyword is misspelt without a word."""
+    text = (CONF / "recipe" / f"{recipe}.yaml").read_text()
+    assert text.startswith("# @package _global_\n")
+    node = OmegaConf.create(text)
+    for entry in node.get("defaults", []):
+        if entry == "_self_":
+            continue
+        ((key, option),) = entry.items()
+        keyword, _, group = key.partition(" /")
+        assert keyword == "override", key
+        options = option if OmegaConf.is_list(option) else [option]
+        folder = CONF / group.partition("@")[0]
+        assert all(name is None or (folder / f"{name}.yaml").exists() for name in options), key
+
+
+def test_interpolations_see_overrides() -> None:
+    """A name derived from another key follows the override, not the default."""
+    config = load(compose_node(["algorithm=rloo"]))
+    assert config.run_name == "rloo"

@@ -1,0 +1,115 @@
+"""What a user sees for each kind of mistake. All end with exit code 2 before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlpost.checks import check
+from rlpost.cli import readable_errors
+from rlpost.config import load
+from rlpost.overrides import compose_node
+
+REPOSITORY = Path(__file__).parent.parent.parent
+# Overrides, and what the message must say.
+WRONG = [
+    ("algorithm=grpp", "algorithm=grpp: unknown name; did you mean 'grpo'?"),
+    ("algoritm=grpo", "algoritm=grpo: unknown name; did you mean 'algorithm'?"),
+    ("+recipe=grpo_chian", "+recipe=grpo_chian: unknown name; did you mean 'grpo_chain'?"),
+    ("+recpie=grpo_chain", "+recpie=grpo_chain: unknown name; did you mean 'recipe'?"),
+    ("group_sizes=4", "group_sizes=4: unknown name; did you mean 'group_size'?"),
+    ("trainer.optimizer.lrr=1", "did you mean 'trainer.optimizer.lr'?"),
+    ("group_size=[", "can't read the override 'group_size=['"),
+    ("group_size=0", "group_size: got 0; allowed: integer > 0"),
+    ("group_size=eight", "group_size: got 'eight'; allowed: integer > 0"),
+    ("group_size=2.5", "group_size: got 2.5; allowed: integer > 0"),
+    ("group_size=null", "group_size: got None; allowed: integer > 0"),
+    ("group_size=???", "group_size: no value given (???); set it: group_size=..."),
+    ("run_name=a/b", "run_name: got 'a/b'; allowed: string"),
+    ("run_name=${nothing}", "run_name: interpolation '${nothing}' can't be resolved"),
+    ("+algorithm.clip=1", "algorithm.clip: unknown key; did you mean 'clip_low'?"),
+    ("algorithm.clip_low='0.2'", "it is a string: remove the quotes"),
+    ("algorithm.loss_aggregation=token_men", "did you mean 'token_mean'?"),
+    ("algorithm._target_=os.system", "must start with one of ['rlpost.'] (see trusted_prefixes)"),
+    ("algorithm._target_=rlpost.algorithms.grpo.Gropo", "did you mean 'Grpo'?"),
+    ("num_steps=3", "give exactly one of num_steps (3) and num_epochs (1)"),
+    ("num_epochs=null", "give exactly one of num_steps (None) and num_epochs (None)"),
+    (
+        "group_size=10 train_batch_size=96",
+        "train_batch_size (96) must be a multiple of group_size (10); try 90 or 100",
+    ),
+    (
+        "group_size=8 train_batch_size=24 algorithm.num_minibatches=2",
+        "algorithm.num_minibatches (2) must divide the 3 prompts of a batch",
+    ),
+    ("resume_from=outputs/nowhere", "resume_from: there is no folder 'outputs/nowhere'"),
+    ("engine=null", "engine"),
+    ("weight_sync=null", "weight_sync"),
+    ("reward=null", "reward"),
+]
+
+
+def message(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Composes and checks as launch.py does; what went to stderr. Fails if nothing is wrong."""
+    monkeypatch.setattr(sys, "argv", ["launch.py", *overrides])
+    with pytest.raises(SystemExit) as exit_, readable_errors():
+        check(load(compose_node(overrides)))
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("overrides", "expected"), WRONG, ids=[item for item, _ in WRONG])
+def test_a_mistake_is_explained_and_ends_with_2(
+    overrides: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert expected in message(overrides.split(" "), monkeypatch, capsys)
+
+
+def test_all_mistakes_are_reported_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["seed=-1", "+algorithm.clip=1", "algorithm.kl_coef=x", "+checkpoint.every=1"]
+    text = message(overrides, monkeypatch, capsys)
+    assert "4 configuration problems:" in text
+    for key in ("seed:", "algorithm.clip:", "algorithm.kl_coef:", "checkpoint.every:"):
+        assert f"\n  - {key}" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("group_size=0", "group_size: got 0; allowed: integer > 0"),
+        ("+recipe=grpo_chian", "did you mean 'grpo_chain'?"),
+        ("trainer.optimizer.lrr=1", "did you mean 'trainer.optimizer.lr'?"),
+    ],
+)
+def test_launch_prints_the_mistake_without_a_traceback(
+    override: str, expected: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "launch.py", override, f"output_dir={tmp_path}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_runs_started_together_have_two_folders(tmp_path: Path) -> None:
+    command = [sys.executable, "launch.py", "plan=true", f"output_dir={tmp_path}", "run_name=r"]
+    runs = [
+        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for run in runs:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors
+    folders = list((tmp_path / "r").iterdir())
+    assert len(folders) == 2
+    assert all((folder / ".hydra" / "config.yaml").exists() for folder in folders)

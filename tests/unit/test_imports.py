@@ -1,0 +1,50 @@
+"""Asking for help, the configuration or the plan must not load the heavy libraries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent.parent
+HEAVY = ["torch", "ray", "vllm", "megatron", "transformers", "mlflow", "pyarrow"]
+# Runs launch.py as a script and reports, whatever its exit, what it loaded.
+LAUNCH = """
+import json, runpy, sys
+sys.argv = ["launch.py", *{arguments!r}]
+try:
+    runpy.run_path("launch.py", run_name="__main__")
+finally:
+    loaded = [name for name in {heavy!r} if name in sys.modules]
+    print("loaded", json.dumps(loaded), file=sys.stderr)
+"""
+TARGETS = """
+import importlib, json, pathlib, re, sys
+for file in pathlib.Path("conf").rglob("*.yaml"):
+    for name in re.findall(r"_target_: *([\\w.]+)", file.read_text()):
+        importlib.import_module(name.rpartition(".")[0])
+print("loaded", json.dumps([name for name in {heavy!r} if name in sys.modules]), file=sys.stderr)
+"""
+
+
+def loaded_by(script: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stderr.rpartition("loaded ")[2])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["plan=true"]], ids=str)
+def test_launch_answers_without_heavy_libraries(arguments: list[str]) -> None:
+    started = time.monotonic()
+    assert loaded_by(LAUNCH.format(arguments=arguments, heavy=HEAVY)) == []
+    assert time.monotonic() - started < 15  # about one second on an idle machine
+
+
+def test_modules_with_targets_load_no_heavy_libraries() -> None:
+    assert loaded_by(TARGETS.format(heavy=[*HEAVY, "reasoning_gym"])) == []

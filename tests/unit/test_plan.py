@@ -1,0 +1,193 @@
+"""Batch arithmetic, placement and the rules across sections, on a toy run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from rlpost.checks import check
+from rlpost.config import RunConfig, Section
+from rlpost.errors import ConfigError
+from rlpost.plan import RunPlan, tables
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    """Stands for every section: the attributes that plan and checks read."""
+
+    num_minibatches: int = 2
+    data_parallel_size: int = 2
+    world_size: int = 4
+    num_cpus_per_rank: float = 0.5
+    num_gpus_per_rank: float = 1.0
+    num_engines: int = 3
+    num_cpus_per_engine: float = 1.0
+    num_gpus_per_engine: float = 0.0
+    max_prompt_tokens: int = 10
+    max_response_tokens: int = 20
+    max_length: int = 30
+    start_deadline_s: float = 5.0
+    requires: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ("old_logprobs",)
+    path: str = "owner/name"
+    num_prompts: int = 100
+    said: tuple[str, ...] = ()
+
+    def conflicts(self, run: RunConfig) -> tuple[str, ...]:
+        return self.said
+
+
+class Toy:
+    Config = ToyConfig
+
+    def __init__(self, config: ToyConfig, *, seed: int = 0) -> None:
+        self.passes = config.passes
+        self._size = config.num_prompts
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def section(**changes: Any) -> Section:
+    return Section("toy", Toy, ToyConfig(**changes))
+
+
+def run_config(**changes: Any) -> RunConfig:
+    keys: dict[str, Any] = {
+        "run_name": "toy",
+        "seed": 1,
+        "group_size": 8,
+        "train_batch_size": 128,
+        "num_steps": None,
+        "num_epochs": 2,
+        "output_dir": "outputs",
+        "resume_from": None,
+        "plan": False,
+        "trusted_prefixes": [],
+    }
+    groups = RunConfig.__dataclass_fields__.keys() - keys.keys()
+    return RunConfig(**{**keys, **{name: section() for name in groups}, **changes})
+
+
+def problems(config: RunConfig) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        check(config)
+    return error.value.problems
+
+
+def test_batch_arithmetic() -> None:
+    plan = RunPlan.of(run_config())
+    assert plan.prompts_per_step == 16
+    assert plan.samples_per_minibatch == 64
+    assert plan.samples_per_rank == 32
+
+
+def test_steps_follow_from_epochs_and_count_whole_batches() -> None:
+    plan = RunPlan.of(run_config())
+    assert plan.num_steps == 12  # 200 prompts in batches of 16
+    assert plan.steps_per_epoch == 6
+
+
+def test_given_steps_are_taken() -> None:
+    assert RunPlan.of(run_config(num_steps=7, num_epochs=None)).num_steps == 7
+
+
+def test_less_data_than_one_batch_is_an_error() -> None:
+    small = run_config(data=section(num_prompts=7))
+    with pytest.raises(ConfigError, match=r"num_epochs \(2\) x 7 prompts .* batch of 16 prompts"):
+        RunPlan.of(small)
+
+
+def test_roles_and_their_shares() -> None:
+    plan = RunPlan.of(run_config())
+    shares = {share.role: str(share) for share in plan.roles}
+    assert shares == {"actor": "4 x (0.5 CPU, 1 GPU)", "engine": "3 x (1 CPU, 0 GPU)"}
+
+
+def test_a_reference_runs_only_when_the_algorithm_asks_for_it() -> None:
+    asking = section(passes=("old_logprobs", "ref_logprobs"))
+    assert [share.role for share in RunPlan.of(run_config(algorithm=asking)).roles] == [
+        "actor",
+        "reference",
+        "engine",
+    ]
+
+
+def test_deadlines_are_named_by_key() -> None:
+    assert RunPlan.of(run_config()).deadlines_s["engine.start_deadline_s"] == 5.0
+
+
+def test_the_plan_prints_as_tables() -> None:
+    titles = [str(table.title) for table in tables(RunPlan.of(run_config()))]
+    assert titles == ["batch", "steps", "passes, in order", "placement", "deadlines"]
+
+
+def test_a_consistent_run_passes() -> None:
+    check(run_config())
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"train_batch_size": 96, "group_size": 10, "algorithm": section(num_minibatches=1)},
+        "train_batch_size (96) must be a multiple of group_size (10); try 90 or 100",
+    ),
+    (
+        {"algorithm": section(num_minibatches=3), "trainer": section(data_parallel_size=1)},
+        "algorithm.num_minibatches (3) must divide the 16 prompts of a batch "
+        "(train_batch_size / group_size); try 1 or 2 or 4 or 8 or 16",
+    ),
+    (
+        {"trainer": section(data_parallel_size=3)},
+        "the 64 samples of an optimizer step (train_batch_size / algorithm.num_minibatches) must "
+        "be a multiple of the trainer's 3 data-parallel ranks; try 63 or 66 samples, or another "
+        "number of ranks",
+    ),
+    (
+        {"rollout": section(max_response_tokens=21)},
+        "rollout.max_prompt_tokens (10) + rollout.max_response_tokens (21) are more than "
+        "model.max_length (30); lower one of them or raise model.max_length",
+    ),
+    (
+        {"rollout": section(requires=("reward",)), "reward": None},
+        "reward: null, but Toy needs it; choose an option",
+    ),
+    (
+        {"weight_sync": None},
+        "weight_sync: null, but engines would keep their first weights; choose an option",
+    ),
+    (
+        {"engine": None, "eval": None},
+        "weight_sync: has no effect without engines; set weight_sync=null",
+    ),
+    (
+        {"engine": None, "weight_sync": None},
+        "eval: needs engines to answer its prompts; set eval=null, or choose an engine",
+    ),
+    ({"loop": section(said=("loop.colocate: no",))}, "loop.colocate: no"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"), CONTRADICTIONS, ids=[x[:30] for _, x in CONTRADICTIONS]
+)
+def test_a_contradiction_is_explained(changes: dict[str, Any], line: str) -> None:
+    assert problems(run_config(**changes)) == [line]
+
+
+def test_a_missing_model_folder_is_named() -> None:
+    assert problems(run_config(model=section(path="./nowhere")))[0].startswith(
+        "model.path: there is no folder './nowhere'"
+    )
+
+
+def test_all_contradictions_are_reported_at_once() -> None:
+    config = replace(run_config(), train_batch_size=100, resume_from="./nowhere")
+    assert len(problems(config)) >= 2
+
+
+@pytest.mark.parametrize("steps", [(None, None), (3, 1)])
+def test_exactly_one_of_steps_and_epochs(steps: tuple[int | None, int | None]) -> None:
+    with pytest.raises(ValueError, match="exactly one of num_steps"):
+        run_config(num_steps=steps[0], num_epochs=steps[1])
