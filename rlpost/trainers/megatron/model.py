@@ -105,7 +105,13 @@ def build_model(
 
     The last stage returns hidden states [1, T, H] instead of logits; `output_weight` is the head.
     """
-    config = transformer_config(hf_config, dtype=dtype, options=options)
+    config = transformer_config(
+        hf_config,
+        dtype=dtype,
+        options=options,
+        tp=parallel_state.get_tensor_model_parallel_world_size(),
+        pp=parallel_state.get_pipeline_model_parallel_world_size(),
+    )
     layers = [_layer_spec(config)] * get_num_layers_to_build(config)
     model = GPTModel(
         config,

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlpost.errors import ConfigError, ModelError
@@ -96,11 +95,11 @@ def _shape_options(hf_config: Any) -> dict[str, Any]:
     return shape
 
 
-def _rank_options(dtype: torch.dtype) -> dict[str, Any]:
+def _rank_options(dtype: torch.dtype, tp: int, pp: int) -> dict[str, Any]:
     """TransformerConfig fields that follow from the ranks and the precision."""
     return {
-        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
         "bf16": dtype is torch.bfloat16,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
@@ -131,11 +130,11 @@ def _default_options() -> dict[str, Any]:
 
 
 def transformer_config(
-    hf_config: Any, *, dtype: torch.dtype, options: Mapping[str, Any]
+    hf_config: Any, *, dtype: torch.dtype, options: Mapping[str, Any], tp: int, pp: int
 ) -> TransformerConfig:
     """Raises ModelError for an unsupported model, ConfigError for an option it can't honour."""
     check_supported(hf_config)
-    fixed = _shape_options(hf_config) | _rank_options(dtype)
+    fixed = _shape_options(hf_config) | _rank_options(dtype, tp, pp)
     merged = _default_options() | dict(options)
     problems = _option_problems(options, fixed) + _layout_problems(hf_config, fixed, merged)
     if problems:
