@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rlpost.types import BlockRef, Generation, GenerateRequest
+from rlpost.types import BlockRef, GenerateRequest, Generation
 
 PauseMode = Literal["keep", "drain"]
 
@@ -31,7 +31,7 @@ class WeightChunk:
 
     specs: tuple[TensorSpec, ...]
     buffer: BlockRef  # -> uint8 numpy array
-    fingerprints: dict[str, int]  # name -> weight_sync.fingerprint of the tensor as sent
+    fingerprints: dict[str, int]  # name -> rlpost.fingerprint of the tensor as sent
 
 
 class Engine(Protocol):
@@ -63,6 +63,9 @@ class Engine(Protocol):
 
     async def fingerprints(self, names: Sequence[str]) -> dict[str, int]:
         """Fingerprints read back from the live model, under the Hugging Face names."""
+
+    async def verify_kernels(self) -> list[str]:
+        """Weights whose kernels compute with other values than are stored; empty is good."""
 
     async def commit(self, version: int) -> None:
         """Tokens sampled from now on carry `version`; drops the prefix cache."""

@@ -1,0 +1,147 @@
+"""vLLM in its own processes: AsyncLLM, with one worker per GPU. The layout for GPUs and for TP > 1.
+
+Weights reach the workers through files in shared memory, because vLLM's processes do not take part
+in the object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rlpost.engines.backend import Manifest, shared_memory_dir
+from rlpost.engines.base import PauseMode
+from rlpost.engines.requests import Job
+from rlpost.errors import EngineError
+from rlpost.types import Array
+
+PROBE_S = 0.25  # how soon a dead vLLM process is noticed by calls that wait for it
+
+
+class OwnProcesses:
+    """Backend. `options` are AsyncEngineArgs; `name` is used in messages.
+
+    Task per job `_follow`: consumes vLLM's outputs, produces the job's answer; ends with it.
+    """
+
+    def __init__(self, options: dict[str, Any], *, name: str) -> None:
+        self._options = options
+        self._name = name
+        self._engine: Any = None
+        self._paused = False
+        self._gate = asyncio.Lock()  # a submit's own short pause must not end a pause of the caller
+        self._followers: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(**self._options)
+        self._engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
+        await self._await(self._engine.update_weight_version("0"))
+
+    async def add(self, jobs: Sequence[Job]) -> None:
+        async with self._held():
+            for job in jobs:
+                await self._add_one(job)
+
+    async def abort(self, jobs: Sequence[Job]) -> None:
+        await self._await(self._engine.abort([job.request_id for job in jobs]))
+
+    async def pause(self, mode: PauseMode) -> None:
+        async with self._gate:
+            how = "keep" if mode == "keep" else "wait"
+            await self._await(self._engine.pause_generation(mode=how, clear_cache=False))
+            self._paused = True
+
+    async def resume(self) -> None:
+        async with self._gate:
+            await self._await(self._engine.resume_generation())
+            self._paused = False
+
+    async def rpc(self, method: str, *args: Any) -> list[Any]:
+        return list(await self._await(self._engine.collective_rpc(method, args=args)))
+
+    async def load(self, chunks: Sequence[tuple[Manifest, Array]]) -> None:
+        with TemporaryDirectory(prefix="rlpost-weights-", dir=shared_memory_dir()) as folder:
+            staged = []
+            for index, (manifest, buffer) in enumerate(chunks):
+                path = Path(folder) / f"{index}.bin"
+                await asyncio.to_thread(buffer.tofile, path)
+                staged.append((manifest, str(path)))
+            await self.rpc("rlpost_load", staged)
+
+    async def commit(self, version: int) -> None:
+        await self._await(self._engine.update_weight_version(str(version)))
+        await self._await(self._engine.reset_prefix_cache(reset_running_requests=True))
+
+    async def sleep(self) -> None:
+        async with self._gate:
+            await self._await(self._engine.sleep(1, "keep"))
+
+    async def wake(self) -> None:
+        async with self._gate:
+            await self._await(self._engine.wake_up())
+
+    async def shutdown(self) -> None:
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.shutdown)
+        for task in list(self._followers):
+            task.cancel()
+        await asyncio.gather(*self._followers, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        """No step is taken inside; goes on afterwards unless the caller had paused before."""
+        async with self._gate:
+            core = self._engine.engine_core
+            if not self._paused:
+                await self._await(core.pause_scheduler_async(mode="keep", clear_cache=False))
+            try:
+                yield
+            finally:
+                if not self._paused:
+                    await self._await(core.resume_scheduler_async())
+
+    async def _add_one(self, job: Job) -> None:
+        prompt = {"prompt_token_ids": job.token_ids}
+        try:
+            outputs = await self._engine.add_request(job.request_id, prompt, job.params)
+        except Exception as error:  # this request's own fault, or vLLM is gone
+            job.fail(EngineError(f"{self._name}: request {job.request_id!r}: {error}"))
+            return
+        task = asyncio.create_task(self._follow(job, outputs))
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+
+    async def _follow(self, job: Job, outputs: Any) -> None:
+        try:
+            output = await self._await(outputs.get())
+            while not output.finished:
+                output = await self._await(outputs.get())
+            job.finish(output)
+        except EngineError as error:
+            job.fail(error)
+        except asyncio.CancelledError:
+            job.fail(EngineError(f"{self._name} was shut down"))
+            raise
+
+    async def _await(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """The call's result; EngineError as soon as vLLM is dead, even if the call never ends."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        task = asyncio.ensure_future(call)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=PROBE_S)
+                if not task.done() and self._engine.errored:
+                    raise EngineError(f"{self._name} died: vLLM's engine process ended")
+            return task.result()
+        except EngineDeadError as error:
+            raise EngineError(f"{self._name} died: {error}") from error
+        finally:
+            task.cancel()

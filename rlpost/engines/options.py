@@ -1,0 +1,75 @@
+"""Which vLLM options a user may give, and the environment vLLM's processes need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from rlpost.errors import ConfigError
+from rlpost.wording import nearest
+
+# Options that rlpost sets itself, or that would make its guarantees untrue, with the reason.
+RESERVED = {
+    "model": "it is model.path",
+    "tokenizer": "engines see token ids only",
+    "skip_tokenizer_init": "engines see token ids only",
+    "dtype": "it is model.dtype",
+    "max_model_len": "it is derived from the rollout's lengths",
+    "seed": "every request carries its own seed, derived from the run's",
+    "tensor_parallel_size": "it is engine.tensor_parallel_size",
+    "pipeline_parallel_size": "weight updates address tensor-parallel ranks only",
+    "data_parallel_size": "it is engine.num_engines",
+    "enable_expert_parallel": "weights could not be read back for verification",
+    "quantization": "weights could not be read back for verification",
+    "logprobs_mode": "training needs the log-probs of the distribution that was sampled from",
+    "generation_config": "stop tokens are read from the model folder by rlpost",
+    "worker_extension_cls": "rlpost's own extension loads and reads back the weights",
+    "weight_transfer_config": "the weight_sync group moves weights",
+    "enable_sleep_mode": "it follows num_gpus_per_engine",
+    "enable_lora": "no adapter would ever be delivered: the weight_sync group sends whole weights",
+    "runner": "an engine generates",
+    "disable_log_stats": "use the engine's stats()",
+}
+
+
+def refuse_reserved(options: Mapping[str, Any]) -> None:
+    """Raises ValueError naming every reserved option and its reason."""
+    taken = [f"engine.vllm.{key} ({RESERVED[key]})" for key in options if key in RESERVED]
+    if taken:
+        raise ValueError(f"remove options that rlpost sets itself: {'; '.join(taken)}")
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError with the nearest name for options this vLLM does not have."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = [field.name for field in fields(AsyncEngineArgs)]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise ConfigError(
+            [f"engine.vllm.{key}: vLLM has no such option{nearest(key, known)}" for key in unknown]
+        )
+
+
+def environment(*, on_cpu: bool, threads: int, tensor_parallel_size: int) -> dict[str, str]:
+    """Variables of the worker process, to be set before it imports anything."""
+    common = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(threads),
+    }
+    if not on_cpu:
+        return common
+    cpu = {
+        # vLLM compiles one sampling function even in eager mode: 5 to 25 s for the first answer.
+        "TORCH_COMPILE_DISABLE": "1",
+        # Spinning OpenMP threads on shared cores cost a factor of ten.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # Fewer processes: each costs ten seconds of imports.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+    # vLLM's automatic binding wants a NUMA node per rank.
+    binding = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if tensor_parallel_size > 1 else {}
+    return {**common, **cpu, **binding}

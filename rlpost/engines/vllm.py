@@ -1,0 +1,295 @@
+"""The vLLM engine: rlpost's contract on top of one of two process layouts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from rlpost.engines.async_llm import OwnProcesses
+from rlpost.engines.backend import Backend, manifest
+from rlpost.engines.base import PauseMode, WeightChunk
+from rlpost.engines.inprocess import InProcess
+from rlpost.engines.options import environment, refuse_reserved, refuse_unknown
+from rlpost.engines.requests import (
+    Job,
+    generation,
+    prompt_logprobs,
+    sampling_params,
+    scoring_params,
+    stop_token_ids,
+)
+from rlpost.engines.weight_set import check_complete, whole_fingerprints
+from rlpost.errors import EngineError, WeightSyncError
+from rlpost.types import GenerateRequest, Generation
+
+EXTENSION = "rlpost.engines.extension.WorkerExtension"
+
+
+@dataclass(frozen=True)
+class VllmEngineConfig:
+    """`vllm` holds options of vLLM's EngineArgs under vLLM's own names.
+
+    An engine with `num_gpus_per_engine: 0` runs on the CPU. `process_layout: auto` steps vLLM
+    inside the worker on a CPU with one rank, and uses vLLM's own processes otherwise.
+    """
+
+    num_engines: PositiveInt
+    tensor_parallel_size: PositiveInt
+    process_layout: Literal["auto", "in_process", "async_llm"]
+    num_cpus_per_engine: NonNegativeFloat
+    num_gpus_per_engine: NonNegativeFloat
+    threads_per_engine: PositiveInt
+    start_deadline_s: PositiveFloat
+    vllm: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        refuse_reserved(self.vllm)
+        if self.process_layout == "in_process" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"engine.process_layout (in_process) allows one rank only, "
+                f"tensor_parallel_size is {self.tensor_parallel_size}; use async_llm or auto"
+            )
+        if self.num_gpus_per_engine not in (0, self.tensor_parallel_size):
+            raise ValueError(
+                f"engine.num_gpus_per_engine ({self.num_gpus_per_engine:g}) must be 0 (CPU) or "
+                f"tensor_parallel_size ({self.tensor_parallel_size})"
+            )
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.num_gpus_per_engine == 0
+
+    @property
+    def layout(self) -> Literal["in_process", "async_llm"]:
+        if self.process_layout != "auto":
+            return self.process_layout
+        return "in_process" if self.on_cpu and self.tensor_parallel_size == 1 else "async_llm"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment of the worker process, to be set before it imports anything."""
+        return environment(
+            on_cpu=self.on_cpu,
+            threads=self.threads_per_engine,
+            tensor_parallel_size=self.tensor_parallel_size,
+        )
+
+
+class VllmEngine:
+    """Engine (see rlpost.engines.base). Lives on one event loop; `rank` is used in messages.
+
+    A dead vLLM, or an exception in a step, fails all pending and later calls with EngineError.
+    """
+
+    Config = VllmEngineConfig
+
+    def __init__(
+        self,
+        config: VllmEngineConfig,
+        *,
+        model_path: str,
+        dtype: str,
+        max_model_len: int,
+        rank: int,
+        seed: int,
+    ) -> None:
+        self.config = config
+        self._model_path = model_path
+        self._dtype = dtype
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._name = f"engine[{rank}]"
+        self._backend: Backend | None = None
+        self._jobs: dict[str, Job] = {}
+        self._score_ids = count()
+        self._stop_token_ids: list[int] = []
+        self._shapes: dict[str, tuple[list[int], bool]] = {}
+        self._paused = False
+        self._broken = ""
+        self._version = 0
+        self._num_tokens = 0
+        self._num_requests = 0
+
+    @property
+    def env(self) -> dict[str, str]:
+        return self.config.env
+
+    async def start(self) -> dict[str, float]:
+        started = time.monotonic()
+        refuse_unknown(self.config.vllm)
+        self._stop_token_ids = stop_token_ids(self._model_path)
+        kind = InProcess if self.config.layout == "in_process" else OwnProcesses
+        backend: Backend = kind(self._options(), name=self._name)
+        try:
+            await asyncio.wait_for(backend.start(), self.config.start_deadline_s)
+        except TimeoutError as error:
+            raise EngineError(
+                f"{self._name} did not start within engine.start_deadline_s "
+                f"({self.config.start_deadline_s:g} s)"
+            ) from error
+        except Exception as error:
+            raise EngineError(f"{self._name} failed to start: {error}") from error
+        self._backend = backend
+        self._shapes = await self._read_shapes()
+        return {"start": time.monotonic() - started}
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        jobs = [self._job(request) for request in requests]
+        for job in jobs:
+            if job.request_id in self._jobs:
+                raise EngineError(f"{self._name}: request {job.request_id!r} was submitted twice")
+            self._jobs[job.request_id] = job
+        await self._live.add(jobs)
+
+    async def collect(self, request_ids: Sequence[str]) -> list[Generation]:
+        jobs = [self._known(request_id) for request_id in request_ids]
+        if jobs:
+            answers = {job.answer for job in jobs}
+            await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [job for job in jobs if job.answer.done() and job.answer.exception()]
+        for job in failed or jobs:
+            self._jobs.pop(job.request_id, None)
+        if failed:
+            raise EngineError(str(failed[0].answer.exception()))
+        results = [generation(job.request_id, job.answer.result()) for job in jobs]
+        self._num_requests += len(results)
+        self._num_tokens += sum(len(result.token_ids) for result in results)
+        return results
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        jobs = [self._known(request_id) for request_id in request_ids]
+        await self._live.abort([job for job in jobs if not job.answer.done()])
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._live.pause(mode)
+        self._paused = True
+
+    async def resume(self) -> None:
+        if self._broken:
+            raise EngineError(f"{self._name} stays paused: {self._broken}; load a full set first")
+        await self._live.resume()
+        self._paused = False
+
+    async def load_weights(self, chunks: Sequence[WeightChunk]) -> None:
+        if not self._paused:
+            raise WeightSyncError(f"{self._name}: weights are loaded while paused; pause() first")
+        from rlpost.cluster.store import fetch
+
+        check_complete(self._name, self._shapes, self._dtype, chunks)
+        buffers = [await asyncio.to_thread(fetch, chunk.buffer) for chunk in chunks]
+        loads = [
+            (manifest(chunk.specs), buffer) for chunk, buffer in zip(chunks, buffers, strict=True)
+        ]
+        self._broken = "a weight update was not finished"
+        try:
+            await self._live.load(loads)
+        except Exception as error:
+            self._broken = f"a weight update failed: {error}"
+            raise WeightSyncError(f"{self._name}: {self._broken}") from error
+        self._broken = ""
+
+    async def fingerprints(self, names: Sequence[str]) -> dict[str, int]:
+        """Read back from the live parameters (experts: unpacked from what the kernels read)."""
+        unknown = [name for name in names if name not in self._shapes]
+        if unknown:
+            raise WeightSyncError(f"{self._name} has no weights named {', '.join(unknown[:3])}")
+        ranks = await self._live.rpc("rlpost_fingerprints", list(names))
+        return whole_fingerprints(self._name, names, ranks)
+
+    async def verify_kernels(self) -> list[str]:
+        ranks = await self._live.rpc("rlpost_untrue_kernels")
+        return sorted({name for names in ranks for name in names})
+
+    async def commit(self, version: int) -> None:
+        if version < self._version:
+            raise EngineError(
+                f"{self._name}: version {version} is older than {self._version}; versions only grow"
+            )
+        await self._live.commit(version)
+        self._version = version
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        loop = asyncio.get_running_loop()
+        params = scoring_params()
+        jobs = []
+        for sequence in sequences:
+            self._check_length("a sequence to score", len(sequence))
+            name = f"score/{next(self._score_ids)}"
+            jobs.append(Job(name, list(sequence), params, loop.create_future()))
+        await self._live.add(jobs)
+        return [prompt_logprobs(await job.answer) for job in jobs]
+
+    async def sleep(self) -> None:
+        """On a CPU vLLM can't free memory; the prefix cache is dropped."""
+        await self._live.sleep()
+
+    async def wake(self) -> None:
+        """Weights and an empty KV cache come back together, so no old entry can be used."""
+        await self._live.wake()
+        if self._paused:
+            await self._live.pause("keep")
+
+    async def stats(self) -> dict[str, float]:
+        waiting = sum(not job.answer.done() for job in self._jobs.values())
+        return {
+            "pending_requests": float(waiting),
+            "finished_requests": float(self._num_requests),
+            "generated_tokens": float(self._num_tokens),
+            "policy_version": float(self._version),
+        }
+
+    async def shutdown(self) -> None:
+        if self._backend is not None:
+            await self._backend.shutdown()
+
+    @property
+    def _live(self) -> Backend:
+        if self._backend is None:
+            raise EngineError(f"{self._name} was not started")
+        return self._backend
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            **self.config.vllm,
+            "model": self._model_path,
+            "dtype": self._dtype,
+            "max_model_len": self._max_model_len,
+            "seed": self._seed,
+            "tensor_parallel_size": self.config.tensor_parallel_size,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": EXTENSION,
+            "enable_sleep_mode": not self.config.on_cpu,
+            "disable_log_stats": True,
+        }
+
+    async def _read_shapes(self) -> dict[str, tuple[list[int], bool]]:
+        ranks = await self._live.rpc("rlpost_shapes")
+        return dict(ranks[0])
+
+    def _job(self, request: GenerateRequest) -> Job:
+        self._check_length(f"request {request.request_id!r}", len(request.token_ids))
+        future = asyncio.get_running_loop().create_future()
+        params = sampling_params(request, self._stop_token_ids)
+        return Job(request.request_id, list(request.token_ids), params, future)
+
+    def _check_length(self, what: str, length: int) -> None:
+        if not 0 < length < self._max_model_len:
+            raise EngineError(
+                f"{self._name}: {what} has {length} tokens; 1 to {self._max_model_len - 1} are "
+                f"possible (max_model_len {self._max_model_len} less one sampled token)"
+            )
+
+    def _known(self, request_id: str) -> Job:
+        if request_id not in self._jobs:
+            raise EngineError(
+                f"{self._name} has no request {request_id!r}, or handed it out before"
+            )
+        return self._jobs[request_id]
