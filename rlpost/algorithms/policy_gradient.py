@@ -237,7 +237,9 @@ class PolicyGradient:
             "train/policy_loss": _weighted(terms.policy_M, keep_M, inputs.weights_M).detach(),
             "train/dropped_tokens": (~keep_M).sum(),
         }
-        means = {"train/approx_kl": rho_M - 1 - rho_M.log()}
+        # A ratio may underflow to 0.
+        log_rho_M = rho_M.clamp(min=torch.finfo(rho_M.dtype).tiny).log()
+        means = {"train/approx_kl": rho_M - 1 - log_rho_M}
         if terms.kl_M is not None:
             means["train/kl"] = terms.kl_M.detach()
         means |= self._clipped(ratio_M, inputs.advantages_M)
