@@ -70,7 +70,6 @@ def test_a_sample_without_tokens_is_refused():
 
 
 def test_a_dummy_micro_batch_has_tokens_but_no_loss():
-    batch = dummy(("old_logprobs",), multiple=2)
+    batch = dummy(multiple=2)
     assert len(batch.token_ids_T) == 2
     assert batch.num_loss_tokens == 0
-    assert batch.columns["old_logprobs"].shape == (0,)

@@ -82,11 +82,10 @@ def pack(
     )
 
 
-def dummy(columns: Sequence[str], *, multiple: int) -> PackedBatch:
+def dummy(*, multiple: int) -> PackedBatch:
     """A micro-batch without loss, for a rank that has no rows but must join the collectives."""
     row = {"token_ids": np.zeros(1, np.int64), "loss_mask": np.zeros(1, np.int64)}
-    empty = {name: np.zeros(1, np.float32) for name in columns}
-    return pack(("",), [row | empty], columns=columns, multiple=multiple)
+    return pack(("",), [row], columns=(), multiple=multiple)
 
 
 def unpack(batch: PackedBatch, values_M: Array) -> tuple[Array, Array]:

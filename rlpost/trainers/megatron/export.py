@@ -1,0 +1,91 @@
+"""Full Hugging Face tensors out of the ranks: as weight chunks, or gathered for a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from rlpost.engines.base import TensorSpec, WeightChunk
+from rlpost.fingerprint import fingerprint
+from rlpost.trainers.megatron import device
+from rlpost.trainers.megatron.layout import Layout
+
+ALIGNMENT = 64  # bytes; what TensorSpec.offset promises
+CHUNK_BYTES = 64 << 20
+
+Named = tuple[str, torch.Tensor]
+
+
+def chunks(tensors: Iterable[Named]) -> Iterator[WeightChunk]:
+    """Packs tensors into buffers of about CHUNK_BYTES and puts these into the object store."""
+    bucket: list[Named] = []
+    size = 0
+    for name, tensor in tensors:
+        if bucket and size + tensor.nbytes > CHUNK_BYTES:
+            yield _chunk(bucket)
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += _aligned(tensor.nbytes)
+    if bucket:
+        yield _chunk(bucket)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _chunk(bucket: list[Named]) -> WeightChunk:
+    from rlpost.cluster import store
+
+    buffer = np.zeros(sum(_aligned(tensor.nbytes) for _, tensor in bucket), dtype=np.uint8)
+    specs = []
+    offset = 0
+    for name, tensor in bucket:
+        bits = tensor.contiguous().flatten().view(torch.uint8).cpu().numpy()
+        buffer[offset : offset + len(bits)] = bits
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        specs.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
+        offset += _aligned(len(bits))
+    return WeightChunk(
+        specs=tuple(specs),
+        buffer=store.put(buffer),
+        fingerprints={name: fingerprint(tensor) for name, tensor in bucket},
+    )
+
+
+def gather_stages(tensors: Iterable[Named], layout: Layout) -> Iterator[Named]:
+    """Brings every pipeline stage's tensors to the first stage, which yields them all.
+
+    The ranks of one pipeline call it and iterate to the end; later stages yield nothing.
+    """
+    if layout.stage == 0:
+        yield from tensors
+        for stage in range(1, layout.num_stages):
+            yield from _receive(stage)
+    else:
+        _send(list(tensors), layout)
+
+
+def _send(tensors: list[Named], layout: Layout) -> None:
+    group = parallel_state.get_pipeline_model_parallel_group()
+    first = dist.get_global_rank(group, 0)
+    heads = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors]
+    dist.send_object_list([heads], dst=first, group=group, device=device.device())
+    for _, tensor in tensors:
+        dist.send(tensor.contiguous(), dst=first, group=group)
+
+
+def _receive(stage: int) -> Iterator[Named]:
+    group = parallel_state.get_pipeline_model_parallel_group()
+    source = dist.get_global_rank(group, stage)
+    heads: list[Any] = [None]
+    dist.recv_object_list(heads, src=source, group=group, device=device.device())
+    for name, shape, dtype in heads[0]:
+        tensor = torch.empty(shape, dtype=dtype, device=device.device())
+        dist.recv(tensor, src=source, group=group)
+        yield name, tensor

@@ -1,0 +1,151 @@
+"""What the algorithm sees of one optimizer step, and the loss of its micro-batches.
+
+Letters: S sequences and M loss tokens, of a micro-batch or of this rank's share of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlpost.algorithms.base import Algorithm, LossInputs, OutcomeInputs, TokenInputs
+from rlpost.metrics import Metric, mean
+from rlpost.trainers.megatron import device
+from rlpost.trainers.megatron.forward import Head
+from rlpost.trainers.megatron.layout import Layout
+from rlpost.trainers.megatron.packing import PackedBatch
+from rlpost.types import Array, BatchScalars
+
+
+def outcomes(algorithm: Algorithm, scalars: BatchScalars) -> dict[str, float]:
+    """Sample id -> outcome, from the whole batch: the same on every rank."""
+    outcome_N = algorithm.outcome(
+        OutcomeInputs(
+            rewards_N=torch.tensor(scalars.rewards, dtype=torch.float64),
+            group_ids=scalars.group_ids,
+            response_lengths_N=torch.tensor(scalars.loss_tokens, dtype=torch.int64),
+        )
+    )
+    return dict(zip(scalars.sample_ids, outcome_N.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Loss tokens and sequences of one optimizer step over all ranks."""
+
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the algorithm makes of the tokens of one micro-batch [M]."""
+
+    advantages_M: torch.Tensor
+    weights_M: torch.Tensor
+
+
+def targets(
+    algorithm: Algorithm,
+    batches: Sequence[PackedBatch],
+    *,
+    outcome: Mapping[str, float],
+    totals: Totals,
+    layout: Layout,
+) -> list[Targets]:
+    """One for each of the rank's micro-batches. All data-parallel ranks call it, also without any.
+
+    Without an old_logprobs pass the algorithm gets NaN for them here: they are not known yet.
+    """
+    lengths_S = _tensor(np.concatenate([np.zeros(0, int), *(b.lengths_S for b in batches)]))
+    outcome_S = [outcome[name] for batch in batches for name in batch.sample_ids]
+    advantages_M = algorithm.token_advantages(
+        TokenInputs(
+            outcome_S=torch.tensor(outcome_S, dtype=torch.float32, device=device.device()),
+            lengths_S=lengths_S,
+            old_logprobs_M=_column(batches, "old_logprobs", algorithm.passes, lengths_S),
+            ref_logprobs_M=_column(batches, "ref_logprobs", algorithm.passes, lengths_S)
+            if "ref_logprobs" in algorithm.passes
+            else None,
+            reduce_sum=layout.sum_over_data,
+        )
+    )
+    weights_M = algorithm.aggregation_weights(lengths_S, totals.tokens, totals.sequences)
+    sizes = [batch.num_loss_tokens for batch in batches]
+    parts = zip(*(torch.split(x.float(), sizes) for x in (advantages_M, weights_M)), strict=True)
+    return [Targets(advantages_M=advantages, weights_M=weights) for advantages, weights in parts]
+
+
+def loss(
+    hidden: torch.Tensor,
+    batch: PackedBatch,
+    *,
+    head: Head,
+    algorithm: Algorithm,
+    target: Targets | None,
+) -> tuple[torch.Tensor, dict[str, Metric]]:
+    """(loss of the micro-batch, metrics). Sums over micro-batches and ranks give the step's.
+
+    `target` is None for a dummy micro-batch, which like any without loss tokens has loss 0.
+    """
+    if target is None or batch.num_loss_tokens == 0:
+        return hidden.sum() * 0.0, {}
+    logprobs_M, entropy_M = head(hidden, batch)
+    columns = {name: _tensor(values) for name, values in batch.columns.items()}
+    old_M = columns.get("old_logprobs", logprobs_M.detach())
+    value, metrics = algorithm.loss(
+        LossInputs(
+            logprobs_M=logprobs_M,
+            entropy_M=entropy_M,
+            old_logprobs_M=old_M,
+            rollout_logprobs_M=columns["rollout_logprobs"],
+            ref_logprobs_M=columns.get("ref_logprobs"),
+            advantages_M=target.advantages_M,
+            weights_M=target.weights_M,
+            sequence_M=_tensor(batch.sequence_M),
+            num_sequences=len(batch.sample_ids),
+        )
+    )
+    measured = measure(entropy_M.detach(), old_M, columns["rollout_logprobs"])
+    return value, {**metrics, **measured}
+
+
+def measure(
+    entropy_M: torch.Tensor, old_M: torch.Tensor, rollout_M: torch.Tensor
+) -> dict[str, Metric]:
+    """Entropy, and how far trainer and engine disagree on the same tokens and weights.
+
+    d = rollout - old; k3 = exp(-d) + d - 1 estimates KL(engine || trainer)
+    [http://joschu.net/blog/kl-approx.html]. Tokens that no engine sampled (NaN) are left out.
+    """
+    known_M = ~rollout_M.isnan()
+    gap_M = torch.where(known_M, rollout_M - old_M, 0.0)
+    k3_M = torch.expm1(-gap_M) + gap_M
+    size_M = gap_M.abs()
+    # One transfer from the device for all numbers.
+    parts = [entropy_M.sum(), known_M.sum(), k3_M.sum(), size_M.sum(), size_M.max()]
+    entropy, known, k3, size, largest = torch.stack([part.double() for part in parts]).tolist()
+    metrics = {
+        "train/entropy": mean(entropy, len(entropy_M)),
+        "perf/trained_tokens": Metric("sum", len(entropy_M)),
+    }
+    if known:
+        metrics["train/mismatch/k3"] = mean(k3, known)
+        metrics["train/mismatch/mean_abs"] = mean(size, known)
+        metrics["train/mismatch/max"] = Metric("max", largest)
+    return metrics
+
+
+def _column(
+    batches: Sequence[PackedBatch], name: str, passes: Sequence[str], lengths_S: torch.Tensor
+) -> torch.Tensor:
+    if name not in passes:
+        return torch.full((int(lengths_S.sum()),), torch.nan, device=device.device())
+    return _tensor(np.concatenate([np.zeros(0, np.float32), *(b.columns[name] for b in batches)]))
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    return torch.from_numpy(array).to(device.device())
