@@ -4,7 +4,7 @@ PYTHON := $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format clean
+.PHONY: help setup demo test test-unit lint format reference clean
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -27,6 +27,9 @@ lint: setup ## Check style and types
 
 format: setup ## Rewrite the sources in the house format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+reference: setup ## Rewrite docs/configuration.md from conf/
+	@$(BIN)/python -m rlpost.config_reference
 
 clean: ## Remove caches (keeps .venv and outputs/)
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache

@@ -5,7 +5,6 @@ Every implementation passes tests/contract/test_tracking.py.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,11 +26,3 @@ class Tracker(Protocol):
 
     def report(self) -> Mapping[str, str]:
         """What the user should find at the end: label -> place or command. Asked after `close`."""
-
-
-def status_of(error: BaseException | None) -> RunStatus:
-    """The status of a run that ended with `error`: Ctrl-C and SIGTERM kill, the rest fails."""
-    if error is None:
-        return "FINISHED"
-    killed = isinstance(error, KeyboardInterrupt | asyncio.CancelledError | SystemExit)
-    return "KILLED" if killed else "FAILED"

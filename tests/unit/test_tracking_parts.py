@@ -1,13 +1,11 @@
 """Timeline, console and the composition of trackers."""
 
-import asyncio
 import io
 import json
 
 import pytest
 from rich.console import Console
 
-from rlpost.tracking.base import status_of
 from rlpost.tracking.console import ConsoleTracker, duration, step_line
 from rlpost.tracking.files import FilesTracker
 from rlpost.tracking.multi import MultiTracker
@@ -40,13 +38,6 @@ class Recording:
 
     def report(self):
         return {"calls": str(len(self.calls))}
-
-
-def test_status_tells_a_kill_from_a_failure():
-    assert status_of(None) == "FINISHED"
-    assert status_of(RuntimeError("loss is NaN")) == "FAILED"
-    for killed in (KeyboardInterrupt(), asyncio.CancelledError(), SystemExit(143)):
-        assert status_of(killed) == "KILLED"
 
 
 def test_every_tracker_is_closed_although_one_fails(tmp_path):
