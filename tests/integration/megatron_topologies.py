@@ -37,7 +37,7 @@ def run_rank(rank: int, folder: str) -> None:
     dist.init_process_group(
         device.dist_backend(), init_method=f"file://{folder}/meeting", rank=rank, world_size=2
     )
-    facts = {}
+    facts: dict[Any, Any] = {"plain_torch": _plain_torch()}
     for layout, (tp, pp, options, names) in LAYOUTS.items():
         model.init_parallel(tp=tp, pp=pp, seed=1)
         for name in names:
@@ -45,6 +45,17 @@ def run_rank(rank: int, folder: str) -> None:
         parallel_state.destroy_model_parallel()
     torch.save(facts, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def _plain_torch() -> dict[str, str]:
+    """How torch answers a caller outside Megatron once Megatron is prepared."""
+    tensor = torch.zeros(1)
+    facts = {"type": tensor.type()}
+    try:
+        tensor.cuda()
+    except (AssertionError, RuntimeError) as error:
+        facts["cuda"] = type(error).__name__
+    return facts
 
 
 def _facts(path: Path, options: dict[str, Any], layout: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from megatron_topologies import LAYOUTS, LENGTHS, run_rank, token_ids
 
 pytestmark = pytest.mark.slow
 
-Facts = list[dict[tuple[str, str], dict[str, Any]]]  # by rank
+Facts = list[dict[Any, dict[str, Any]]]  # by rank
 CASES = [(layout, name) for layout, (*_, names) in LAYOUTS.items() for name in names]
 
 
@@ -65,3 +65,8 @@ def test_packed_equals_one_by_one(facts: Facts, name: str) -> None:
 def test_gradient_norm_counts_every_shard_once(facts: Facts, name: str) -> None:
     single = facts[0]["tp1", name]["gradient_norm"]
     assert facts[0]["tp2", name]["gradient_norm"] == pytest.approx(single, rel=1e-4)
+
+
+def test_plain_torch_is_left_alone_by_the_cpu_facade(facts: Facts) -> None:
+    assert facts[0]["plain_torch"]["type"] == "torch.FloatTensor"
+    assert ("cuda" in facts[0]["plain_torch"]) is not torch.cuda.is_available()

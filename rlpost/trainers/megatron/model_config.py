@@ -170,8 +170,11 @@ def _layout_problems(
     sizes = [
         ("num_attention_heads", hf_config.num_attention_heads, "tensor", tp),
         ("intermediate_size", hf_config.intermediate_size, "tensor", tp),
-        ("num_hidden_layers", hf_config.num_hidden_layers, "pipeline", pp),
     ]
+    if not any(
+        "pipeline" in option for option in merged
+    ):  # else Megatron checks the split asked for
+        sizes.append(("num_hidden_layers", hf_config.num_hidden_layers, "pipeline", pp))
     problems = [
         f"{axis}_parallel ({ranks}) must divide the model's {key} ({size}); try "
         f"{max(n for n in range(1, ranks) if size % n == 0)}"
