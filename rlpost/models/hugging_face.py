@@ -44,11 +44,11 @@ class HuggingFaceModel:
         if looks_local(name):
             raise ModelError(f"model.path ({name}): there is no folder {looked_at}")
         from huggingface_hub import constants, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HFValidationError
 
         try:
             path = snapshot_download(name, revision=self.config.revision, allow_patterns=FILES)
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        except (HFValidationError, OSError) as error:
             raise ModelError(
                 f"model.path ({name}, revision {self.config.revision}) was found neither as folder "
                 f"{looked_at}, nor in the cache {constants.HF_HUB_CACHE}, nor on the Hugging Face "

@@ -54,7 +54,8 @@ class Launcher:
                 errors="replace",
             ) as child,
         ):
-            alarm = threading.Timer(timeout_s, stop, [child])
+            late = threading.Event()
+            alarm = threading.Timer(timeout_s, expire, [child, late])
             alarm.start()
             try:
                 assert child.stdout is not None
@@ -64,11 +65,11 @@ class Launcher:
                     tail.append(line)
                 code = child.wait()
             finally:
-                late = not alarm.is_alive()
                 alarm.cancel()
                 stop(child)
-        if late or code:
-            reason = f"took longer than timeout_s ({timeout_s:g})" if late else f"ended with {code}"
+        if late.is_set() or code:
+            longer = f"took longer than timeout_s ({timeout_s:g})"
+            reason = longer if late.is_set() else f"ended with {code}"
             raise ModelError(
                 f"{self} {reason}; the whole output is in {run_dir}/console.log, its end:\n"
                 + "".join(tail)
@@ -76,6 +77,12 @@ class Launcher:
 
     def __str__(self) -> str:
         return " ".join(["python", "launch.py", *self.command[3:]])
+
+
+def expire(child: subprocess.Popen[str], late: threading.Event) -> None:
+    """Runs in the timer's thread when the time is over."""
+    late.set()
+    stop(child)
 
 
 def stop(child: subprocess.Popen[str]) -> None:
