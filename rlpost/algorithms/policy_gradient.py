@@ -5,6 +5,7 @@ An algorithm on top is its `outcome` (and, for token returns, `token_advantages`
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -107,7 +108,7 @@ class _Terms:
     keep_M: torch.Tensor
 
 
-class PolicyGradient:
+class PolicyGradient(ABC):
     """Base of the policy-gradient algorithms; a subclass gives `outcome`."""
 
     def __init__(self, config: PolicyGradientConfig) -> None:
@@ -129,9 +130,9 @@ class PolicyGradient:
     def dynamic_sampling(self) -> bool:
         return False
 
+    @abstractmethod
     def outcome(self, inputs: OutcomeInputs) -> torch.Tensor:
         """[N]; see Algorithm.outcome."""
-        raise TypeError(f"{type(self).__name__} must define outcome()")
 
     def token_advantages(self, inputs: TokenInputs) -> torch.Tensor:
         """A_it = A_i, less the KL penalty still to come when it is placed in the reward:
