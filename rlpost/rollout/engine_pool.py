@@ -1,0 +1,150 @@
+"""Spreads groups over engine replicas, collects their answers, retries elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlpost.cluster.workers import Worker
+from rlpost.errors import DeadlineError, EngineError, WorkerDiedError
+from rlpost.rollout.base import Attempts
+from rlpost.types import GenerateRequest, Generation
+
+# What another engine may do better.
+RETRIED = (EngineError, DeadlineError, WorkerDiedError)
+CONTROL_DEADLINE_S = 30.0  # submit and abort only queue
+
+
+@dataclass(eq=False)
+class Replica:
+    """One engine: `load` counts the tokens it may still have to hold."""
+
+    worker: Worker
+    place: int
+    load: int = 0
+    fenced: bool = False
+
+
+@dataclass(eq=False)
+class Ticket:
+    """The requests of one group and where they are. `attempt` counts submissions from 0."""
+
+    requests: tuple[GenerateRequest, ...]
+    replica: Replica | None = None
+    attempt: int = 0
+    tried: set[int] = field(default_factory=set)
+    error: Exception | None = None  # of the submission; raised when the answers are wanted
+
+    @property
+    def cost_tokens(self) -> int:
+        """An upper bound of the tokens the engine has to hold for this group."""
+        return sum(
+            len(request.token_ids) + request.sampling.max_tokens for request in self.requests
+        )
+
+    def sent(self) -> list[GenerateRequest]:
+        """The requests under this attempt's ids. Seeds stay: a retry samples the same."""
+        return [
+            replace(request, request_id=f"{request.request_id}~{self.attempt}")
+            for request in self.requests
+        ]
+
+
+class EnginePool:
+    """Fewest outstanding tokens first, ties by rank: the same calls give the same placement.
+
+    An engine whose process died is fenced (given no more work) until `renew` brings new handles.
+    """
+
+    def __init__(self, engines: Sequence[Worker], attempts: Attempts) -> None:
+        self._attempts = attempts
+        self.renew(engines)
+
+    def renew(self, engines: Sequence[Worker]) -> None:
+        """From now on these serve; groups under way stay where they are."""
+        self._replicas = [Replica(worker, place) for place, worker in enumerate(engines)]
+
+    async def submit(self, tickets: Sequence[Ticket]) -> None:
+        """One call per engine with all its requests. A failure waits in the ticket."""
+        shares: dict[int, list[Ticket]] = {}
+        for ticket in tickets:
+            ticket.replica = self._pick(ticket)
+            ticket.replica.load += ticket.cost_tokens
+            shares.setdefault(ticket.replica.place, []).append(ticket)
+        await asyncio.gather(*(self._send(share) for share in shares.values()))
+
+    async def collect(self, ticket: Ticket) -> list[Generation]:
+        """[G] answers in request order. Raises EngineError when every attempt has failed."""
+        while True:
+            try:
+                return await self._collect_once(ticket)
+            except RETRIED as error:
+                await self._give_up(ticket, error)
+                if ticket.attempt + 1 >= self._attempts.max_attempts:
+                    raise EngineError(
+                        f"{ticket.attempt + 1} attempts failed; the last one: {error}"
+                    ) from error
+            ticket.attempt += 1
+            ticket.error = None
+            await self.submit([ticket])
+
+    async def _collect_once(self, ticket: Ticket) -> list[Generation]:
+        replica = placed(ticket)
+        try:
+            if ticket.error is not None:
+                raise ticket.error
+            ids = [request.request_id for request in ticket.sent()]
+            answers = await replica.worker.call(
+                "collect", ids, deadline_s=self._attempts.deadline_s
+            )
+            return checked(ids, {answer.request_id: answer for answer in answers})
+        finally:
+            replica.load -= ticket.cost_tokens
+
+    async def _send(self, tickets: Sequence[Ticket]) -> None:
+        requests = [request for ticket in tickets for request in ticket.sent()]
+        worker = placed(tickets[0]).worker
+        try:
+            await worker.call("submit", requests, deadline_s=CONTROL_DEADLINE_S)
+        except RETRIED as error:
+            for ticket in tickets:
+                ticket.error = error
+
+    async def _give_up(self, ticket: Ticket, error: Exception) -> None:
+        """Leaves the engine without this group's work, as far as it still answers."""
+        replica = placed(ticket)
+        ticket.tried.add(replica.place)
+        if isinstance(error, WorkerDiedError):
+            replica.fenced = True
+            return
+        ids = [request.request_id for request in ticket.sent()]
+        with contextlib.suppress(*RETRIED):
+            await replica.worker.call("abort", ids, deadline_s=CONTROL_DEADLINE_S)
+            await replica.worker.call("collect", ids, deadline_s=CONTROL_DEADLINE_S)
+
+    def _pick(self, ticket: Ticket) -> Replica:
+        usable = [replica for replica in self._replicas if not replica.fenced]
+        if not usable:
+            raise EngineError(f"none of the {len(self._replicas)} engines is alive")
+        fresh = [replica for replica in usable if replica.place not in ticket.tried]
+        return min(fresh or usable, key=lambda replica: (replica.load, replica.place))
+
+
+def placed(ticket: Ticket) -> Replica:
+    assert ticket.replica is not None, "the ticket was never submitted"
+    return ticket.replica
+
+
+def checked(ids: Sequence[str], answers: Mapping[str, Generation]) -> list[Generation]:
+    """The answers in the order of `ids`. Raises EngineError on a missing or ragged one."""
+    missing = [name for name in ids if name not in answers]
+    if missing:
+        raise EngineError(f"no answer for {len(missing)} of {len(ids)} requests: {missing[:3]}")
+    for name in ids:
+        one = answers[name]
+        sizes = {len(one.token_ids), len(one.logprobs), len(one.policy_versions)}
+        if len(sizes) > 1:
+            raise EngineError(f"tokens, log-probs and versions of {name} differ in length: {sizes}")
+    return [answers[name] for name in ids]

@@ -1,0 +1,253 @@
+"""The rollout worker: prompts in, scored groups out. Runs in a process of its own.
+
+Tasks: `begin` queues a prompt's requests on an engine at once; the `finish` of each prompt waits
+for its engine, then for the reward processes, and puts the group into the object store. Both are
+called by the driver; nothing runs that no call waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlpost.cluster import store
+from rlpost.cluster.workers import Worker, gather
+from rlpost.errors import ConfigError, EngineError
+from rlpost.rewards.base import RewardInputs
+from rlpost.rewards.budget import FailureBudget
+from rlpost.rewards.reward_set import RewardSet, Score
+from rlpost.rollout.base import Rollout, RolloutConfig, Strategy, Tokenizer
+from rlpost.rollout.blocks import GroupText, failed_handle, make_block, make_handle
+from rlpost.rollout.encoding import decode_response, encode_prompt, load_tokenizer
+from rlpost.rollout.engine_pool import EnginePool, Ticket
+from rlpost.rollout.requests import Record, group_failure, group_requests, unanswered
+from rlpost.rollout.samples import write_samples
+from rlpost.types import BlockRef, Generation, GroupHandle, Prompt, Sampling
+from rlpost.validation import Section
+
+
+@dataclass(eq=False)
+class Pending:
+    """A prompt between begin and finish. `ticket` is None when no engine is asked."""
+
+    prompt: Prompt
+    prompt_ids: list[int]
+    ticket: Ticket | None
+    policy_version: int
+    started: float
+    failure: str = ""
+
+
+class RolloutWorker:
+    """Built from the `rollout` and `reward` sections; `start` before use, `close` at the end."""
+
+    def __init__(
+        self,
+        rollout: Section,
+        *,
+        model_path: str,
+        engines: Sequence[Worker],
+        reward: Section | None,
+        group_size: int,
+        seed: int,
+        run_dir: Path,
+    ) -> None:
+        """Raises ConfigError when the parts don't fit together."""
+        self._config: RolloutConfig = rollout.config
+        self._strategy: Strategy = rollout.target(rollout.config)
+        self._sampling = self._strategy.sampling(group_size)
+        self._rewards: RewardSet | None = None if reward is None else reward.target(reward.config)
+        self._model_path = model_path
+        self._group_size = group_size
+        self._seed = seed
+        self._samples_dir = Path(run_dir) / "samples"
+        self._pending: dict[str, Pending] = {}
+        self._tokenizer: Tokenizer = None
+        self._engines, self._budget = self._engine_pool(engines)
+
+    async def start(self) -> None:
+        """Loads the tokenizer and starts the reward processes. Raises BudgetError for those."""
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
+        if self._rewards is not None:
+            await self._rewards.start()
+
+    async def begin(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int | None = None,
+        sampling: Sampling | None = None,
+        record: Record = "train",
+        policy_version: int = 0,
+    ) -> list[str]:
+        """Submits the groups of these prompts, in order; returns the keys to `finish` them with.
+
+        `sampling` None takes the strategy's own. `policy_version` labels tokens that no engine
+        labels. Raises DataError for a prompt that can't be encoded, EngineError without engines.
+        """
+        self._require_new(prompts)
+        size = group_size or self._group_size
+        opened = [
+            self._open(prompt, size, sampling, record=record, policy_version=policy_version)
+            for prompt in prompts
+        ]
+        tickets = [pending.ticket for pending in opened if pending.ticket is not None]
+        if tickets:
+            await self._require_engines().submit(tickets)
+        self._pending.update((pending.prompt.key, pending) for pending in opened)
+        return [prompt.key for prompt in prompts]
+
+    async def finish(self, prompt_key: str) -> GroupHandle:
+        """Waits for the group's answers and verdicts. A group that failed says so in `failure`.
+
+        Raises BudgetError when rewards or engines fail too often, DataError for a prompt that the
+        strategy can't use.
+        """
+        if prompt_key not in self._pending:
+            raise ValueError(f"prompt {prompt_key!r} was not begun, or is finished already")
+        pending = self._pending.pop(prompt_key)
+        if pending.failure:
+            return await self._failed(pending, pending.failure)
+        try:
+            generations = await self._generations(pending)
+        except EngineError as error:
+            self._budget.failed(str(error))
+            return await self._failed(pending, "generation_failed")
+        return await self._group(pending, generations)
+
+    async def renew_engines(self, engines: Sequence[Worker]) -> None:
+        """New handles after engines were restarted."""
+        self._require_engines().renew(engines)
+
+    async def write_samples(
+        self,
+        step: int,
+        entries: Sequence[tuple[GroupHandle, str]],
+        blocks: Sequence[BlockRef] = (),
+    ) -> Path:
+        """Writes samples/step_<step>.parquet: every sample of the step and why it was dropped.
+
+        `entries` are groups with a reason ("trained", or why not); `blocks` add columns to them.
+        """
+        path = self._samples_dir / f"step_{step:06d}.parquet"
+        await asyncio.to_thread(write_samples, path, step, list(entries), list(blocks))
+        return path
+
+    async def close(self) -> None:
+        """Ends the reward processes."""
+        if self._rewards is not None:
+            await self._rewards.close()
+
+    def _open(
+        self,
+        prompt: Prompt,
+        group_size: int,
+        sampling: Sampling | None,
+        *,
+        record: Record,
+        policy_version: int,
+    ) -> Pending:
+        ids = encode_prompt(self._tokenizer, prompt)
+        pending = Pending(prompt, ids, None, policy_version, time.monotonic())
+        if len(ids) > self._config.max_prompt_tokens:
+            pending.failure = "prompt_too_long"
+        elif sampling := sampling or self._sampling:
+            pending.ticket = Ticket(
+                group_requests(
+                    prompt, ids, group_size, sampling, record=record, run_seed=self._seed
+                )
+            )
+        return pending
+
+    async def _generations(self, pending: Pending) -> list[Generation]:
+        if pending.ticket is None:
+            return []
+        return await self._require_engines().collect(pending.ticket)
+
+    async def _group(self, pending: Pending, generations: Sequence[Generation]) -> GroupHandle:
+        generate_s = time.monotonic() - pending.started
+        rollouts = self._strategy.rollouts(
+            pending.prompt,
+            pending.prompt_ids,
+            generations,
+            tokenizer=self._tokenizer,
+            policy_version=pending.policy_version,
+        )
+        if failure := group_failure(rollouts):
+            self._budget.failed(f"prompt {pending.prompt.key!r}: {failure}")
+            return await self._dropped(pending, rollouts, failure, generate_s)
+        self._budget.succeeded()
+        started = time.monotonic()
+        text = self._text(pending, rollouts)
+        scores = await self._scores(pending.prompt, rollouts, text.responses)
+        block = make_block(pending.prompt, rollouts, scores, text)
+        return make_handle(
+            pending.prompt,
+            block,
+            await asyncio.to_thread(store.put, block),
+            scores=scores,
+            generate_s=generate_s,
+            reward_s=time.monotonic() - started,
+        )
+
+    async def _scores(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], responses: Sequence[str]
+    ) -> list[Score]:
+        if self._rewards is None:
+            return []
+        return await gather(
+            self._rewards.score(
+                RewardInputs(prompt, response, rollout.finish_reason, len(rollout.response_ids))
+            )
+            for rollout, response in zip(rollouts, responses, strict=True)
+        )
+
+    async def _failed(self, pending: Pending, failure: str) -> GroupHandle:
+        """A group without answers; its prompt is kept for the samples file."""
+        generate_s = time.monotonic() - pending.started if pending.ticket else 0.0
+        rollouts = [unanswered(pending.prompt_ids)]
+        return await self._dropped(pending, rollouts, failure, generate_s)
+
+    async def _dropped(
+        self, pending: Pending, rollouts: Sequence[Rollout], failure: str, generate_s: float
+    ) -> GroupHandle:
+        block = make_block(pending.prompt, rollouts, [], self._text(pending, rollouts))
+        ref = await asyncio.to_thread(store.put, block)
+        return failed_handle(pending.prompt, failure, ref=ref, generate_s=generate_s)
+
+    def _text(self, pending: Pending, rollouts: Sequence[Rollout]) -> GroupText:
+        return GroupText(
+            prompt=str(self._tokenizer.decode(pending.prompt_ids)),
+            responses=tuple(
+                decode_response(self._tokenizer, rollout.response_ids) for rollout in rollouts
+            ),
+        )
+
+    def _engine_pool(self, engines: Sequence[Worker]) -> tuple[EnginePool | None, FailureBudget]:
+        attempts = self._strategy.attempts
+        allowed = 0 if attempts is None else attempts.max_consecutive_failures
+        budget = FailureBudget("generation", window=1, max_fraction=1.0, max_consecutive=allowed)
+        if attempts is None:
+            return None, budget
+        if not engines:
+            raise ConfigError(["engine: null, but this rollout asks an engine; set engine=vllm"])
+        return EnginePool(engines, attempts), budget
+
+    def _require_engines(self) -> EnginePool:
+        if self._engines is None:
+            raise ConfigError(
+                [
+                    "eval: answers have to be generated, but this rollout takes them from the data "
+                    "and asks no engine; set eval=null, or rollout=single_turn"
+                ]
+            )
+        return self._engines
+
+    def _require_new(self, prompts: Sequence[Prompt]) -> None:
+        keys = [prompt.key for prompt in prompts]
+        twice = sorted({key for key in keys if key in self._pending or keys.count(key) > 1})
+        if twice:
+            raise ValueError(f"{len(twice)} prompts are begun twice: {', '.join(twice[:3])}")
