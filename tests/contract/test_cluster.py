@@ -1,0 +1,111 @@
+"""Worker processes: real Ray, one session for the file."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpost.cluster import store
+from rlpost.cluster.local import LocalCluster, LocalClusterConfig
+from rlpost.cluster.workers import Placement, WorkerGroup
+from rlpost.errors import ConfigError, DeadlineError, TrainerError, WorkerDiedError
+
+pytestmark = pytest.mark.slow
+
+
+class Thing:
+    """What a worker hosts here."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def add(self, other: int) -> int:
+        return self.number + other
+
+    def fail_on(self, number: int) -> int:
+        if number == self.number:
+            raise TrainerError(f"rank {number} failed")
+        return self.number
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def total(self, ref: object) -> float:
+        return float(store.fetch(ref).sum())
+
+    def environment(self, name: str) -> str:
+        return os.environ[name]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    # Workers unpickle `Thing` by name, so this folder must be on their path.
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    config = LocalClusterConfig(
+        num_cpus=8, num_gpus=0, object_store_bytes=100_000_000, start_deadline_s=60.0, cores={}
+    )
+    with LocalCluster(config, log_dir=tmp_path_factory.mktemp("logs")).running() as made:
+        yield made
+    del os.environ["PYTHONPATH"]
+
+
+async def things(cluster, count: int) -> WorkerGroup:
+    placement = Placement(num_cpus=1, num_gpus=0, env={"RLPOST_TEST": "yes"})
+    workers = [cluster.spawn(role="thing", rank=rank, placement=placement) for rank in range(count)]
+    for rank, worker in enumerate(workers):
+        await worker.create(Thing, [rank], {}, deadline_s=60.0)
+    return WorkerGroup("thing", workers)
+
+
+async def test_calls_reach_all_ranks_and_answer_in_rank_order(cluster):
+    group = await things(cluster, 2)
+    assert await group.call("add", 3, deadline_s=30.0) == [3, 4]
+    assert await group.call("environment", "RLPOST_TEST", deadline_s=30.0) == ["yes", "yes"]
+    group.kill()
+
+
+async def test_the_exception_of_any_rank_fails_the_call_as_itself(cluster):
+    group = await things(cluster, 2)
+    for rank in (0, 1):
+        with pytest.raises(TrainerError, match=f"rank {rank} failed"):
+            await group.call("fail_on", rank, deadline_s=30.0)
+    group.kill()
+
+
+async def test_a_passed_deadline_names_who_was_waited_for(cluster):
+    group = await things(cluster, 1)
+    with pytest.raises(DeadlineError, match=r"thing\[0\] did not answer sleep\(\) within 0\.2 s"):
+        await group.call("sleep", 30.0, deadline_s=0.2)
+    group.kill()
+
+
+async def test_a_killed_worker_fails_the_call_at_once_and_is_named(cluster):
+    group = await things(cluster, 1)
+    pid = await group.workers[0].pid()
+    waiting = asyncio.ensure_future(group.call("sleep", 60.0, deadline_s=60.0))
+    await asyncio.sleep(0.2)
+    started = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match=r"thing\[0\] died during sleep"):
+        await waiting
+    assert time.monotonic() - started < 20
+
+
+async def test_a_reference_moves_the_place_of_the_data_not_the_data(cluster):
+    group = await things(cluster, 1)
+    ref = store.put(np.ones(1000))
+    assert await group.call("total", ref, deadline_s=30.0) == [1000.0]
+    group.kill()
+
+
+def test_roles_that_need_more_than_there_is_are_refused_before_the_start(tmp_path):
+    config = LocalClusterConfig(
+        num_cpus=2, num_gpus=0, object_store_bytes=1, start_deadline_s=1.0, cores={}
+    )
+    demand = {"actor": [Placement(2, 0, {})], "engine": [Placement(1, 0, {})]}
+    with pytest.raises(ConfigError, match=r"num_cpus \(2\).*need \(3: actor 2, engine 1\)"):
+        LocalCluster(config, log_dir=tmp_path).check_fits(demand)
