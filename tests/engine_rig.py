@@ -79,7 +79,7 @@ def chunks_of(
     tensors: Mapping[str, torch.Tensor], put: Callable[[Any], Any], *, num_chunks: int = 2
 ) -> list[WeightChunk]:
     names = list(tensors)
-    size = -(-len(names) // num_chunks)
+    size = max(1, -(-len(names) // num_chunks))
     return [
         _chunk({name: tensors[name] for name in names[low : low + size]}, put)
         for low in range(0, len(names), size)

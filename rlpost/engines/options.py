@@ -15,7 +15,7 @@ RESERVED = {
     "tokenizer": "engines see token ids only",
     "skip_tokenizer_init": "engines see token ids only",
     "dtype": "it is model.dtype",
-    "max_model_len": "it is derived from the rollout's lengths",
+    "max_model_len": "it is model.max_length",
     "seed": "every request carries its own seed, derived from the run's",
     "tensor_parallel_size": "it is engine.tensor_parallel_size",
     "pipeline_parallel_size": "weight updates address tensor-parallel ranks only",

@@ -15,10 +15,14 @@ from rlpost.engines.base import WeightChunk
 class Transport(Protocol):
     """Moves one policy version from the actor's ranks to the engines."""
 
-    async def prepare(self, trainer: WorkerGroup, *, dtype: str) -> list[WeightChunk]:
+    async def prepare(
+        self, trainer: WorkerGroup, *, dtype: str, deadline_s: float
+    ) -> list[WeightChunk]:
         """Runs on the trainer while engines still generate; returns what was staged."""
 
-    async def transfer(self, chunks: list[WeightChunk], engine: Worker) -> None:
+    async def transfer(
+        self, chunks: list[WeightChunk], engine: Worker, *, deadline_s: float
+    ) -> None:
         """Loads the staged tensors into one paused engine."""
 
     async def release(self, chunks: list[WeightChunk]) -> None:

@@ -1,0 +1,56 @@
+"""Weights through the cluster's object store: written once by the trainer, read by every engine.
+
+On one machine engines map the same shared memory. Other transports fit the same contract, because
+a WeightChunk separates names, shapes and fingerprints from where the bytes lie:
+
+* CUDA IPC (trainer and engine on one GPU): `prepare` stages the gathered tensors on the device and
+  puts their IPC handles into `buffer`; `transfer` lets the engine's workers open the handles.
+* NCCL: `prepare` only gathers names and shapes; `transfer` starts the broadcast on the exporting
+  rank and the receive on the engine together; all engines are receivers of one broadcast, so the
+  first call starts it and the others wait for it.
+
+Both end in the same load in the worker, so verification does not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlpost.engines.base import WeightChunk
+from rlpost.errors import WeightSyncError
+
+if TYPE_CHECKING:
+    from rlpost.cluster.workers import Worker, WorkerGroup
+
+
+@dataclass(frozen=True)
+class ObjectStoreTransportConfig:
+    """Nothing to choose."""
+
+
+class ObjectStoreTransport:
+    """Transport (see rlpost.weight_sync.base)."""
+
+    Config = ObjectStoreTransportConfig
+
+    def __init__(self, config: ObjectStoreTransportConfig) -> None:
+        self.config = config
+
+    async def prepare(
+        self, trainer: WorkerGroup, *, dtype: str, deadline_s: float
+    ) -> list[WeightChunk]:
+        ranks = await trainer.call("export_weights", dtype, deadline_s=deadline_s)
+        chunks = [chunk for rank in ranks for chunk in rank]
+        if not chunks:
+            raise WeightSyncError(f"no rank of {trainer.role} exported any weights")
+        return chunks
+
+    async def transfer(
+        self, chunks: list[WeightChunk], engine: Worker, *, deadline_s: float
+    ) -> None:
+        await engine.call("load_weights", chunks, deadline_s=deadline_s)
+
+    async def release(self, chunks: list[WeightChunk]) -> None:
+        """The store frees a buffer when its last reference goes."""
+        chunks.clear()
