@@ -40,7 +40,19 @@ def wrap(model: GPTModel) -> DistributedDataParallel:
     )
     wrapped = DistributedDataParallel(model.config, settings, model)
     model.config.finalize_model_grads_func = _sum_gradients
+    _count_padding_between_buckets(wrapped)
     return wrapped
+
+
+def _count_padding_between_buckets(wrapped: DistributedDataParallel) -> None:
+    """Megatron 0.16 saves the optimizer state of a buffer without the padding between its buckets
+    but cuts it up with offsets that include it: silently wrong values for all later buckets. A tied
+    embedding under pipeline parallelism has a bucket of its own, so this happens. Counting the
+    padding as content makes both agree."""
+    for buffer in wrapped.buffers + wrapped.expert_parallel_buffers:
+        for bucket in buffer.buckets[:-1]:
+            bucket.numel_unpadded = bucket.grad_data.numel()
+        buffer.numel_unpadded = sum(bucket.numel_unpadded for bucket in buffer.buckets)
 
 
 def _sum_gradients(model: Sequence[Any], num_tokens: Any = None, **options: Any) -> None:
