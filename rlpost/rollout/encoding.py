@@ -23,6 +23,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """Ids up to where the response begins. Raises DataError when the prompt has no such form."""
     if prompt.messages is None:
         ids = list(tokenizer.encode(prompt.text))
+        _require_known(tokenizer, prompt, "prompt", prompt.text or "", ids)
     else:
         ids = _encode_chat(tokenizer, prompt)
     if not ids:
@@ -56,7 +57,18 @@ def encode_completion(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
             "answers (data=worked_chain_sum, or data.completion_key of a file)"
         )
     ids = tokenizer.encode(prompt.completion, add_special_tokens=False)
+    _require_known(tokenizer, prompt, "completion", prompt.completion, ids)
     return [*ids, tokenizer.eos_token_id]
+
+
+def _require_known(
+    tokenizer: Tokenizer, prompt: Prompt, field: str, text: str, ids: Sequence[int]
+) -> None:
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        raise DataError(
+            f"{field} of {prompt.prompt_id!r} holds characters that the model's vocabulary lacks: "
+            f"{text!r}; change the data's form (data.prompt_template) or the model"
+        )
 
 
 def decode_response(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
