@@ -45,7 +45,8 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
         cluster.check_fits(placements(config))
         with cluster.running():
             builder = Builder(config, plan, run_dir, model_path, cluster, recorder)
-            return asyncio.run(interruptible(builder.run()))
+            objective: float | None = asyncio.run(interruptible(builder.run()))
+            return objective
 
 
 async def interruptible(work: Any) -> Any:
@@ -117,18 +118,19 @@ class Builder:
 
     async def build_driver(self) -> Driver:
         config = self.config
-        roles, engines, source = await gather(
+        engines = self.spawn("engine") if config.engine is not None else []
+        roles, _, worker, source = await gather(
             [
                 self.start_roles(),
-                self.start_engines(),
+                self.start_engines(engines),
+                self.start_rollout(engines),
                 asyncio.to_thread(build, config.data, seed=config.seed),
             ]
         )
-        worker = await self.start_rollout(engines)
-        rollout = config.rollout.config
+        rollout, algorithm = config.rollout.config, build(config.algorithm)
         return Driver(
             schedule=self.schedule(),
-            algorithm=build(config.algorithm),
+            algorithm=algorithm,
             roles=roles,
             engines=engines,
             rollouts=Rollouts(
@@ -139,7 +141,8 @@ class Builder:
             evaluator=self.evaluator(config.eval),
             checkpointer=build(config.checkpoint, directory=self.run_dir / "checkpoints"),
             recorder=self.recorder,
-            drop_constant=getattr(config.algorithm.config, "dynamic_sampling", False),
+            scored=config.reward is not None,
+            drop_constant=algorithm.dynamic_sampling,
         )
 
     def schedule(self) -> Schedule:
@@ -148,7 +151,7 @@ class Builder:
             steps_per_epoch=self.plan.steps_per_epoch,
             prompts_per_step=self.plan.prompts_per_step,
             num_minibatches=self.plan.num_minibatches,
-            num_ppo_epochs=getattr(self.config.algorithm.config, "num_ppo_epochs", 1),
+            num_ppo_epochs=build(self.config.algorithm).num_ppo_epochs,
             step_deadline_s=self.config.trainer.config.step_deadline_s,
         )
 
@@ -190,13 +193,10 @@ class Builder:
             "seed": self.config.seed,
         }
 
-    async def start_engines(self) -> list[Worker]:
+    async def start_engines(self, engines: list[Worker]) -> None:
         section = self.config.engine
-        if section is None:
-            return []
-        engines = self.spawn("engine")
-        await gather(self.start_engine(section, engine) for engine in engines)
-        return engines
+        if section is not None:
+            await gather(self.start_engine(section, engine) for engine in engines)
 
     async def start_engine(self, section: Section, engine: Worker) -> None:
         arguments = {

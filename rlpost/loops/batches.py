@@ -66,13 +66,13 @@ def _spread(groups: Sequence[GroupHandle], num_ranks: int) -> tuple[tuple[str, .
     return tuple(tuple(scalars.sample_ids[row] for row in share) for share in shares)
 
 
-def drop_reason(group: GroupHandle, *, drop_constant: bool) -> str:
+def drop_reason(group: GroupHandle, *, scored: bool, drop_constant: bool) -> str:
     """Why a group can't or shouldn't be trained; "" if it is fine.
 
-    `drop_constant` is DAPO's dynamic sampling [arXiv:2503.14476, eq. 11]: a group whose rewards are
+    `scored` says whether the run has rewards at all. `drop_constant` is DAPO's dynamic sampling [arXiv:2503.14476, eq. 11]: a group whose rewards are
     all equal has no gradient. A group of one is not constant, it is single.
     """
-    if group.failure:
+    if group.failure or not scored:
         return group.failure
     known = [reward for reward in group.rewards if not math.isnan(reward)]
     if not known:

@@ -66,6 +66,7 @@ class Driver:
     evaluator: Evaluator | None
     checkpointer: Checkpointer
     recorder: Recorder
+    scored: bool
     drop_constant: bool
     step: int = 0
     policy_version: int = 0
@@ -100,9 +101,9 @@ class Driver:
     ) -> float:
         """One round of `count` prompts; returns the seconds until the last answer was there."""
         prompts = draw_prompts(self.ledger, count)
-        groups = await self.rollouts.generate(prompts)
+        groups = await self.rollouts.generate(prompts, policy_version=self.policy_version)
         for group in groups:
-            reason = drop_reason(group, drop_constant=self.drop_constant)
+            reason = drop_reason(group, scored=self.scored, drop_constant=self.drop_constant)
             settle(self.ledger, group, reason)
             if reason:
                 dropped.append((group, reason))
@@ -160,7 +161,6 @@ class Driver:
             parts = await self.actor.group.call(
                 "train", view, deadline_s=self.schedule.step_deadline_s
             )
-        self._blocks.extend(part.block for part in parts if part.block is not None)
         self.step += 1
         metrics = results(merge(part.metrics for part in parts))
         return metrics | {"train/skipped_steps": float(parts[0].skipped_steps)}
@@ -200,7 +200,7 @@ class Driver:
         ):
             return
         with self.recorder.span("eval"):
-            self.recorder.add(await self.evaluator.run(self.rollouts))
+            self.recorder.add(await self.evaluator.run(self.rollouts, self.policy_version))
 
     # -- records -----------------------------------------------------------------------------
 

@@ -50,12 +50,16 @@ class Evaluator:
         interval = self.config.interval
         return last or epoch_end or (interval > 0 and step % interval == 0)
 
-    async def run(self, rollouts: Rollouts) -> dict[str, float]:
+    async def run(self, rollouts: Rollouts, policy_version: int) -> dict[str, float]:
         """Metrics `eval/<data set>/...`; answers that could not be judged count in `missing`."""
         count = min(self.config.num_prompts or len(self.source), len(self.source))
         prompts = [self.source.get(0, index) for index in range(count)]
         groups = await rollouts.generate(
-            prompts, group_size=self.config.num_samples, sampling=self._sampling, record="eval"
+            prompts,
+            group_size=self.config.num_samples,
+            sampling=self._sampling,
+            record="eval",
+            policy_version=policy_version,
         )
         return eval_metrics(self.source.name, groups)
 

@@ -23,6 +23,7 @@ class Rollouts:
         group_size: int | None = None,
         sampling: Sampling | None = None,
         record: str = "train",
+        policy_version: int,
     ) -> list[GroupHandle]:
         """Scored groups in the order of `prompts`; all are submitted before any is awaited."""
         keys = await self.worker.call(
@@ -31,6 +32,7 @@ class Rollouts:
             group_size=group_size or self._group_size,
             sampling=sampling,
             record=record,
+            policy_version=policy_version,
             deadline_s=self._deadline_s,
         )
         return await gather(self.finish(key) for key in keys)

@@ -77,13 +77,18 @@ def test_visits_repeat_the_minibatches_in_order():
 )
 def test_a_group_is_dropped_only_for_a_stated_reason(rewards, drop_constant, reason):
     made = group("p", rewards=rewards, lengths=(5,) * len(rewards))
-    assert drop_reason(made, drop_constant=drop_constant) == reason
+    assert drop_reason(made, scored=True, drop_constant=drop_constant) == reason
 
 
 def test_a_failed_group_is_dropped_with_its_own_reason():
-    assert drop_reason(group("p", failure="prompt_too_long"), drop_constant=False) == (
-        "prompt_too_long"
-    )
+    assert drop_reason(
+        group("p", failure="prompt_too_long"), scored=False, drop_constant=False
+    ) == ("prompt_too_long")
+
+
+def test_a_run_without_rewards_keeps_groups_without_rewards():
+    made = group("p", rewards=(math.nan,), lengths=(5,))
+    assert drop_reason(made, scored=False, drop_constant=True) == ""
 
 
 def test_missing_rewards_do_not_enter_the_mean():
