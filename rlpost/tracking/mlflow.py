@@ -128,7 +128,7 @@ class MlflowTracker:
         uri = self.config.tracking_uri
         if uri.startswith("http"):
             return lines | {"MLflow UI": uri}
-        return lines | {"MLflow UI": f".venv/bin/mlflow ui --backend-store-uri {uri}"}
+        return lines | {"MLflow UI": f".venv/bin/mlflow ui --workers 1 --backend-store-uri {uri}"}
 
     def _started_run(self) -> MlflowRun:
         assert self._thread is not None, "start() has not been called"
