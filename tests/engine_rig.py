@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from rlpost.cluster import store
+from rlpost.cluster.local import LocalCluster, LocalClusterConfig
+from rlpost.cluster.workers import Placement, Worker, gather
 from rlpost.engines.base import TensorSpec, WeightChunk
-from rlpost.engines.vllm import VllmEngineConfig
+from rlpost.engines.vllm import VllmEngine, VllmEngineConfig
 from rlpost.fingerprint import fingerprint
-from rlpost.types import GenerateRequest, Sampling
+from rlpost.types import GenerateRequest, Generation, Sampling
+from rlpost.validation import Section
+from rlpost.weight_sync.object_store import ObjectStoreTransport, ObjectStoreTransportConfig
+from rlpost.weight_sync.transaction import WeightSync, WeightSyncConfig
 
 EOS = 1
 VOCAB = 100  # vLLM pads it to 128
@@ -139,11 +147,90 @@ def engine_config(**changes: Any) -> VllmEngineConfig:
     return VllmEngineConfig(**{**values, **changes})
 
 
-def engine_context(folder: Path, *, rank: int = 0) -> dict[str, Any]:
+def engine_context(folder: Path, *, rank: int = 0, dtype: str = "float32") -> dict[str, Any]:
     return {
         "model_path": str(folder),
-        "dtype": "float32",
+        "dtype": dtype,
         "max_model_len": MAX_LEN,
         "rank": rank,
         "seed": 0,
     }
+
+
+@contextlib.contextmanager
+def running_engines(
+    log_dir: Path, engines: Sequence[tuple[Path, VllmEngineConfig, str]]
+) -> Iterator[list[Worker]]:
+    """Started engines (folder, config, dtype), each in its own worker of a small cluster."""
+    cluster = LocalCluster(
+        LocalClusterConfig(
+            num_cpus=len(engines),
+            num_gpus=0,
+            object_store_bytes=80 << 20,
+            start_deadline_s=60.0,
+            cores={},
+        ),
+        log_dir=log_dir,
+    )
+
+    async def start(rank: int) -> Worker:
+        folder, config, dtype = engines[rank]
+        worker = cluster.spawn(role="engine", rank=rank, placement=Placement(1, 0, config.env))
+        context = engine_context(folder, rank=rank, dtype=dtype)
+        await worker.create(VllmEngine, [config], context, deadline_s=90.0)
+        await worker.call("start", deadline_s=240.0)
+        return worker
+
+    async def start_all() -> list[Worker]:
+        return await gather(start(rank) for rank in range(len(engines)))
+
+    with cluster.running():
+        yield asyncio.run(start_all())
+
+
+class FolderTrainer:
+    """Stands for the actor's ranks: exports the tensors of a model folder."""
+
+    role = "actor"
+
+    def __init__(self, folder: Path) -> None:
+        self.tensors = tensors_of(folder)
+
+    async def call(self, method: str, dtype: str, *, deadline_s: float) -> list[list[WeightChunk]]:
+        assert method == "export_weights"
+        cast = {name: tensor.to(getattr(torch, dtype)) for name, tensor in self.tensors.items()}
+        return [chunks_of(cast, store.put), []]
+
+
+async def push(
+    engines: list[Worker], folder: Path, version: int, *, dtype: str = "float32"
+) -> None:
+    """A full weight update from a model folder."""
+    config = WeightSyncConfig(
+        transport=Section("", ObjectStoreTransport, ObjectStoreTransportConfig()),
+        dtype=dtype,
+        pause="keep",
+        verify="full",
+        verify_fraction=1.0,
+        prepare_deadline_s=60.0,
+        pause_deadline_s=60.0,
+        transfer_deadline_s=60.0,
+        verify_deadline_s=60.0,
+        commit_deadline_s=60.0,
+    )
+    trainer: Any = FolderTrainer(folder)
+    await WeightSync(config).push(version, trainer, engines, full=True)
+
+
+async def generate(engine: Worker, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    await engine.call("submit", list(requests), deadline_s=60.0)
+    names = [item.request_id for item in requests]
+    return await engine.call("collect", names, deadline_s=60.0)
+
+
+def distance_to_hf(folder: Path, asked: GenerateRequest, answer: Generation) -> float:
+    """Largest difference between the engine's log-probs and those of transformers."""
+    ids = [*asked.token_ids, *answer.token_ids.tolist()]
+    expected = hf_logprobs(folder, ids, temperature=asked.sampling.temperature)
+    found = torch.from_numpy(answer.logprobs.copy())
+    return float((expected[len(asked.token_ids) - 1 :] - found).abs().max())

@@ -1,0 +1,246 @@
+"""Every promise of rlpost.engines.base, kept by vLLM in both process layouts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_rig import (
+    EOS,
+    MAX_LEN,
+    chunks_of,
+    distance_to_hf,
+    engine_config,
+    generate,
+    hf_logprobs,
+    push,
+    qwen2_folder,
+    request,
+    running_engines,
+    tensors_of,
+)
+
+from rlpost.cluster import store
+from rlpost.cluster.workers import Worker
+from rlpost.errors import EngineError, WeightSyncError
+
+pytestmark = pytest.mark.slow
+LAYOUTS = ("in_process", "async_llm")
+versions = count(1)
+names = map("r{}".format, count())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {seed: qwen2_folder(root / str(seed), seed=seed) for seed in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def engines(
+    folders: dict[int, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Worker]]:
+    configs = [engine_config(process_layout=layout) for layout in LAYOUTS]
+    wanted = [(folders[1], config, "float32") for config in configs]
+    with running_engines(tmp_path_factory.mktemp("logs"), wanted) as workers:
+        yield dict(zip(LAYOUTS, workers, strict=True))
+
+
+@pytest.fixture(params=LAYOUTS)
+def engine(request: pytest.FixtureRequest, engines: dict[str, Worker]) -> Worker:
+    return engines[request.param]
+
+
+async def call(engine: Worker, method: str, *args: Any) -> Any:
+    return await engine.call(method, *args, deadline_s=60.0)
+
+
+async def test_logprobs_are_those_of_the_sampled_distribution(
+    engine: Worker, folders: dict[int, Path]
+) -> None:
+    await push([engine], folders[1], next(versions))
+    asked = request(next(names), temperature=0.7)
+    (answer,) = await generate(engine, [asked])
+    assert distance_to_hf(folders[1], asked, answer) < 1e-4
+
+
+async def test_the_same_submit_gives_the_same_tokens(engine: Worker) -> None:
+    first = await generate(engine, [request(next(names), seed=seed) for seed in range(8)])
+    again = await generate(engine, [request(next(names), seed=seed) for seed in range(8)])
+    for one, two in zip(first, again, strict=True):
+        assert one.token_ids.tolist() == two.token_ids.tolist()
+        assert one.logprobs.tolist() == two.logprobs.tolist()
+    assert len({tuple(answer.token_ids) for answer in first}) > 1
+
+
+async def test_the_stop_token_is_kept_and_ends_the_answer(engine: Worker) -> None:
+    asked = [request(next(names), seed=seed, max_tokens=100) for seed in range(16)]
+    answers = await generate(engine, asked)
+    stopped = [answer for answer in answers if answer.finish_reason == "stop"]
+    assert stopped
+    for answer in answers:
+        assert len(answer.token_ids) == len(answer.logprobs) == len(answer.policy_versions)
+        ends = np.flatnonzero(answer.token_ids == EOS).tolist()
+        assert ends == ([len(answer.token_ids) - 1] if answer.finish_reason == "stop" else [])
+
+
+async def test_a_result_is_handed_out_once(engine: Worker) -> None:
+    asked = request(next(names))
+    await generate(engine, [asked])
+    with pytest.raises(EngineError, match=f"no request '{asked.request_id}'"):
+        await call(engine, "collect", [asked.request_id])
+
+
+async def test_bad_requests_are_refused_by_name(engine: Worker) -> None:
+    with pytest.raises(EngineError, match=f"'long' has {MAX_LEN} tokens"):
+        await call(engine, "submit", [request("long", tokens=[5] * MAX_LEN)])
+    await call(engine, "submit", [request("twin")])
+    with pytest.raises(EngineError, match="'twin' was submitted twice"):
+        await call(engine, "submit", [request("twin")])
+    await call(engine, "collect", ["twin"])
+
+
+async def test_an_aborted_answer_keeps_its_tokens(engine: Worker) -> None:
+    whole = {
+        seed: answer.token_ids.tolist()
+        for seed, answer in enumerate(
+            await generate(
+                engine, [request(next(names), seed=seed, max_tokens=110) for seed in range(6)]
+            )
+        )
+    }
+    asked = [request(next(names), seed=seed, max_tokens=110) for seed in range(6)]
+    await call(engine, "submit", asked)
+    await asyncio.sleep(0.05)
+    ids = [item.request_id for item in asked]
+    await call(engine, "abort", ids)
+    answers = await call(engine, "collect", ids)
+    assert any(answer.finish_reason == "abort" for answer in answers)
+    for seed, answer in enumerate(answers):
+        tokens = answer.token_ids.tolist()
+        assert tokens == whole[seed][: len(tokens)] and len(tokens) == len(answer.logprobs)
+
+
+async def test_versions_mark_where_an_update_came_in_flight(
+    engine: Worker, folders: dict[int, Path]
+) -> None:
+    for _ in range(5):
+        old = next(versions)
+        await push([engine], folders[1], old)
+        asked = [request(next(names), seed=seed, max_tokens=115) for seed in range(8)]
+        await call(engine, "submit", asked)
+        await asyncio.sleep(0.03)
+        new = next(versions)
+        await push([engine], folders[2], new)
+        answers = await call(engine, "collect", [item.request_id for item in asked])
+        both = [item for item in answers if set(item.policy_versions) == {old, new}]
+        if both:
+            break
+    assert both
+    for item in answers:
+        assert set(item.policy_versions) <= {old, new}
+        assert (np.diff(item.policy_versions) >= 0).all()
+    row = next(row for row, item in enumerate(answers) if item is both[0])
+    await assert_new_part_is_of(folders[2], asked[row], answers[row], new)
+
+
+async def assert_new_part_is_of(folder: Path, asked: Any, answer: Any, new: int) -> None:
+    """Tokens after the update follow the new weights on the whole context, old tokens too."""
+    ids = [*asked.token_ids, *answer.token_ids.tolist()]
+    expected = hf_logprobs(folder, ids)[len(asked.token_ids) - 1 :]
+    later = torch.from_numpy(answer.policy_versions == new)
+    found = torch.from_numpy(answer.logprobs.copy())
+    assert float((expected - found)[later].abs().max()) < 1e-4
+
+
+async def test_an_update_of_tied_weights_equals_transformers(
+    engine: Worker, folders: dict[int, Path]
+) -> None:
+    sequence = list(range(3, 70))
+    for seed in (2, 1):
+        await push([engine], folders[seed], next(versions))
+        (found,) = await call(engine, "logprobs", [sequence])
+        expected = hf_logprobs(folders[seed], sequence)
+        assert float((torch.tensor(found) - expected).abs().max()) < 1e-4
+
+
+async def test_the_prefix_cache_is_dropped_at_commit(
+    engine: Worker, folders: dict[int, Path]
+) -> None:
+    prompt = list(range(3, 99))  # three whole cache blocks
+    await push([engine], folders[1], next(versions))
+    await generate(engine, [request(next(names), tokens=prompt)])
+    await push([engine], folders[2], next(versions))
+    asked = request(next(names), tokens=prompt)
+    (answer,) = await generate(engine, [asked])
+    assert distance_to_hf(folders[2], asked, answer) < 1e-4
+
+
+async def test_bad_weight_sets_are_refused_and_change_nothing(
+    engine: Worker, folders: dict[int, Path]
+) -> None:
+    await push([engine], folders[1], next(versions))
+    tensors = tensors_of(folders[2])
+    bad = {
+        "k_proj.bias is missing": {
+            k: v for k, v in tensors.items() if "1.self_attn.k_proj.b" not in k
+        },
+        "norm.weight has shape": {**tensors, "model.norm.weight": torch.ones(3)},
+        "model.nerm.weight is unknown": {**tensors, "model.nerm.weight": torch.ones(3)},
+        "is bfloat16, the engine": {name: value.bfloat16() for name, value in tensors.items()},
+    }
+    with pytest.raises(WeightSyncError, match=r"pause\(\) first"):
+        await call(engine, "load_weights", chunks_of(tensors, store.put))
+    await call(engine, "pause", "keep")
+    for message, weights in bad.items():
+        with pytest.raises(WeightSyncError, match=message):
+            await call(engine, "load_weights", chunks_of(weights, store.put))
+    await call(engine, "resume")
+    asked = request(next(names))
+    (answer,) = await generate(engine, [asked])
+    assert distance_to_hf(folders[1], asked, answer) < 1e-4
+
+
+async def test_pause_keep_freezes_and_drain_finishes(engine: Worker) -> None:
+    asked = [request(next(names), seed=seed, max_tokens=60) for seed in range(4)]
+    ids = [item.request_id for item in asked]
+    await call(engine, "pause", "keep")
+    await call(engine, "submit", asked)
+    await asyncio.sleep(0.2)
+    assert (await call(engine, "stats"))["pending_requests"] == 4
+    await call(engine, "resume")
+    await asyncio.sleep(0.02)
+    await call(engine, "pause", "drain")
+    await asyncio.sleep(0.05)
+    assert (await call(engine, "stats"))["pending_requests"] == 0
+    await call(engine, "resume")
+    await call(engine, "collect", ids)
+
+
+async def test_an_engine_generates_the_same_after_sleep(engine: Worker) -> None:
+    (before,) = await generate(engine, [request(next(names))])
+    await call(engine, "sleep")
+    await call(engine, "wake")
+    (after,) = await generate(engine, [request(next(names))])
+    assert before.token_ids.tolist() == after.token_ids.tolist()
+
+
+async def test_versions_only_grow(engine: Worker) -> None:
+    with pytest.raises(EngineError, match="versions only grow"):
+        await call(engine, "commit", -1)
+
+
+async def test_both_layouts_answer_alike(
+    engines: dict[str, Worker], folders: dict[int, Path]
+) -> None:
+    await push(list(engines.values()), folders[2], next(versions))
+    asked = [request(f"alike{seed}", seed=seed) for seed in range(4)]
+    one, two = [await generate(engine, asked) for engine in engines.values()]
+    for left, right in zip(one, two, strict=True):
+        assert left.token_ids.tolist() == right.token_ids.tolist()
