@@ -7,7 +7,7 @@ drawn in ascending order, so "drawn" is every ordinal below the cursor.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from rlpost.data.base import PromptSource
@@ -27,8 +27,6 @@ ALLOWED: Mapping[str, tuple[State, ...]] = {
     "scored": ("admitted", "filtered", "evicted", "failed"),
     "admitted": ("trained", "filtered", "evicted", "failed"),
 }
-# Why a group that was generated and scored is out.
-OUTCOMES: Mapping[str, Closed] = {"constant_reward": "filtered", "stale": "evicted"}
 
 
 class Ledger:
@@ -42,8 +40,8 @@ class Ledger:
         self,
         source: PromptSource,
         *,
-        num_epochs: int | None = None,
-        num_prompts: int | None = None,
+        num_epochs: int | None,
+        num_prompts: int | None,
     ) -> None:
         if len(source) == 0:
             raise ValueError(f"data set {source.name!r} holds no prompts")
@@ -114,27 +112,6 @@ class Ledger:
         del self._states[key]
         self._closed[self._ordinals.pop(key)] = 1 + CLOSED.index(state)
         self._counts[state] += 1
-
-    def settle(self, key: str, reason: str) -> None:
-        """Moves a drawn or leased prompt on by what became of its group, through every state.
-
-        `reason` "" admits it; else it is out: OUTCOMES says how, or "failed".
-        """
-        while (now := self.state(key)) != "scored":
-            self.move(key, OPEN[OPEN.index(now) + 1])
-        self.move(key, OUTCOMES.get(reason, "failed") if reason else "admitted")
-
-    def mark_trained(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self.move(key, "trained")
-
-    def metrics(self) -> dict[str, float]:
-        """Totals since the start of the run, across resumes."""
-        totals = {"drawn": self.num_drawn, "in_flight": len(self._states), **self.counts}
-        epoch = self._cursor / len(self._source)
-        return {f"data/{name}": float(count) for name, count in totals.items()} | {
-            "data/epoch": epoch
-        }
 
     def check(self) -> None:
         """Asserts drawn = trained + filtered + evicted + failed + in flight, by id."""

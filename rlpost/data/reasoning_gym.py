@@ -47,11 +47,6 @@ class ReasoningGymSourceConfig:
     chat: bool
     system_prompt: str | None
 
-    @property
-    def num_prompts(self) -> int:
-        """Prompts per epoch, known before the data is read."""
-        return self.size
-
     def __post_init__(self) -> None:
         if self.system_prompt is not None and not self.chat:
             raise ValueError(

@@ -24,11 +24,6 @@ class WorkedChainSumSourceConfig:
     task_seed: TaskSeed
     exclude: list[Exclude]
 
-    @property
-    def num_prompts(self) -> int:
-        """Prompts per epoch, known before the data is read."""
-        return self.size
-
 
 class WorkedChainSumSource:
     """Prompt "7+5-2=" with completion "7+5=12\\n12-2=10\\n10": one step a line, then the answer."""

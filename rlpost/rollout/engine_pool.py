@@ -14,7 +14,7 @@ from rlpost.types import GenerateRequest, Generation
 
 # What another engine may do better.
 RETRIED = (EngineError, DeadlineError, WorkerDiedError)
-CONTROL_DEADLINE_S = 30.0  # submit and abort only queue
+DISCARD_DEADLINE_S = 10.0  # a wedged engine must not hold up the retry elsewhere
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class EnginePool:
         requests = [request for ticket in tickets for request in ticket.sent()]
         worker = placed(tickets[0]).worker
         try:
-            await worker.call("submit", requests, deadline_s=CONTROL_DEADLINE_S)
+            await worker.call("submit", requests, deadline_s=self._attempts.deadline_s)
         except RETRIED as error:
             for ticket in tickets:
                 ticket.error = error
@@ -119,10 +119,8 @@ class EnginePool:
         if isinstance(error, WorkerDiedError):
             replica.fenced = True
             return
-        ids = [request.request_id for request in ticket.sent()]
-        with contextlib.suppress(*RETRIED):
-            await replica.worker.call("abort", ids, deadline_s=CONTROL_DEADLINE_S)
-            await replica.worker.call("collect", ids, deadline_s=CONTROL_DEADLINE_S)
+        names = [request.request_id for request in ticket.sent()]
+        await asyncio.gather(*(discard(replica.worker, name) for name in names))
 
     def _pick(self, ticket: Ticket) -> Replica:
         usable = [replica for replica in self._replicas if not replica.fenced]
@@ -130,6 +128,13 @@ class EnginePool:
             raise EngineError(f"none of the {len(self._replicas)} engines is alive")
         fresh = [replica for replica in usable if replica.place not in ticket.tried]
         return min(fresh or usable, key=lambda replica: (replica.load, replica.place))
+
+
+async def discard(worker: Worker, request_id: str) -> None:
+    """One by one, because an engine refuses a list that holds an unknown request."""
+    with contextlib.suppress(*RETRIED):
+        await worker.call("abort", [request_id], deadline_s=DISCARD_DEADLINE_S)
+        await worker.call("collect", [request_id], deadline_s=DISCARD_DEADLINE_S)
 
 
 def placed(ticket: Ticket) -> Replica:

@@ -62,17 +62,6 @@ def test_every_outcome_is_counted_by_id():
     assert sorted(ledger.in_flight()) == keys[4:]
 
 
-def test_a_group_is_settled_by_its_reason():
-    ledger = Ledger(Numbers(9))
-    keys = [ledger.draw().key for _ in range(4)]
-    for key, reason in zip(keys, ["", "constant_reward", "stale", "prompt_too_long"], strict=True):
-        ledger.settle(key, reason)
-    assert ledger.in_flight() == {keys[0]: "admitted"}
-    ledger.mark_trained(keys[:1])
-    ledger.check()
-    assert set(ledger.counts.values()) == {1}
-
-
 def test_a_lost_prompt_is_named():
     ledger = Ledger(Numbers(3), num_epochs=1, num_prompts=None)
     drain(ledger)
