@@ -1,8 +1,7 @@
 """Rules that reach across sections. All are checked before anything starts.
 
 What only a section can know it says itself, in an optional method of its Config:
-`conflicts(run: RunConfig) -> Iterable[str]`, one line per problem. A rollout's Config names what it
-cannot do without in `requires`, a tuple of groups such as ("engine", "reward").
+`conflicts(run: RunConfig) -> Iterable[str]`, one line per problem.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlpost.config import RunConfig
+from rlpost.config import RunConfig, build
 from rlpost.errors import ConfigError
 from rlpost.models.hugging_face import looks_local
 
@@ -63,20 +62,34 @@ def lengths_fit_the_model(config: RunConfig) -> Iterator[str]:
         )
 
 
-def groups_that_are_needed_are_there(config: RunConfig) -> Iterator[str]:
-    needed: set[str] = set(getattr(config.rollout.config, "requires", ()))
-    for group in sorted(needed):
-        if getattr(config, group) is None:
-            yield f"{group}: null, but {config.rollout.target.__name__} needs it; choose an option"
+def rollouts_have_what_they_need(config: RunConfig) -> Iterator[str]:
+    """The rollout strategy says whether it samples; sampling needs engines and a reward."""
+    name = config.rollout.target.__name__
+    try:
+        samples = build(config.rollout).sampling(config.group_size) is not None
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if samples and config.engine is None:
+        yield f"engine: null, but {name} samples from engines; choose an option"
+    if samples and config.reward is None:
+        yield f"reward: null, but what {name} samples has to be scored; choose an option"
+    if not samples and config.engine is not None:
+        yield f"engine: has no effect, as {name} asks no engine; switch it off (~engine)"
+    if not samples and "old_logprobs" in build(config.algorithm).passes:
+        yield (
+            f"algorithm: {config.algorithm.target.__name__} compares with the policy that sampled, "
+            f"but {name} samples nothing; choose algorithm=sft or another rollout"
+        )
 
 
 def weights_reach_the_engines(config: RunConfig) -> Iterator[str]:
     if config.engine is not None and config.weight_sync is None:
         yield "weight_sync: null, but engines would keep their first weights; choose an option"
     if config.engine is None and config.weight_sync is not None:
-        yield "weight_sync: has no effect without engines; set weight_sync=null"
+        yield "weight_sync: has no effect without engines; switch it off (~weight_sync)"
     if config.engine is None and config.eval is not None:
-        yield "eval: needs engines to answer its prompts; set eval=null, or choose an engine"
+        yield "eval: needs engines to answer its prompts; switch it off (~eval)"
 
 
 def folders_exist(config: RunConfig) -> Iterator[str]:
@@ -100,7 +113,7 @@ RULES = (
     minibatches_hold_whole_groups,
     ranks_share_evenly,
     lengths_fit_the_model,
-    groups_that_are_needed_are_there,
+    rollouts_have_what_they_need,
     weights_reach_the_engines,
     folders_exist,
     sections_agree,

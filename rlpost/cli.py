@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from rlpost.errors import ConfigError, RlpostError
 
@@ -30,6 +31,12 @@ def readable_errors() -> Iterator[None]:
         from rlpost.overrides import explain
 
         leave(explain(error, sys.argv[1:]), 2)
+    except OmegaConfBaseException as error:
+        leave(f"command line: {error}", 2)  # the run's folder is named before main() is entered
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        leave("command line: write ~group, not group=null, to switch a group off", 2)
     except RlpostError as error:
         leave(f"{type(error).__name__}: {error}", 1)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ Order: overrides -> interpolations -> validation of every section. Derived numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rlpost.errors import ConfigError
 from rlpost.validation import TARGET, Section, Validator
-from rlpost.wording import join
+from rlpost.wording import join, nearest
 
 __all__ = ["RunConfig", "Section", "build", "load", "to_plain"]
 
@@ -27,7 +27,7 @@ Name = Annotated[str, Field(min_length=1, pattern=r"^[^\s/]+$")]
 class RunConfig:
     """Everything the user decided. Shared keys first, then one section per config group.
 
-    A group that may be switched off (`engine=null`) is None.
+    A group that is switched off (`~engine`, or null in a recipe) is None.
     """
 
     run_name: Name
@@ -71,19 +71,22 @@ class RunConfig:
         return {name: value for name, value in named.items() if isinstance(value, Section)}
 
 
+RUN_KEYS = tuple(field.name for field in fields(RunConfig))
 OPTIONAL_GROUPS = ("reward", "engine", "weight_sync", "eval")
+ADDED_GROUPS = ("recipe",)  # chosen with `+group=option`; leave no key of their own
 
 
 def load(node: DictConfig) -> RunConfig:
     """Resolves and validates. Raises ConfigError with every problem of every section."""
+    if broken := broken_interpolations(node):
+        raise ConfigError(broken)
     problems = [f"{key}: no value given (???); set it: {key}=..." for key in missing_keys(node)]
-    problems += broken_interpolations(node)
-    if any("interpolation" in problem for problem in problems):
-        raise ConfigError(problems)
     values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
     named: dict[str, Any] = {str(key): value for key, value in values.items()}
     named = {**dict.fromkeys(OPTIONAL_GROUPS), **named}
+    problems += unknown_keys(named)
+    named = {key: value for key, value in named.items() if key in RUN_KEYS}
     validator = Validator(named.get("trusted_prefixes") or [])
     config = validator.validate(RunConfig, named)
     problems += validator.problems
@@ -107,6 +110,15 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     return [to_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def unknown_keys(values: Iterable[str]) -> list[str]:
+    return [
+        f"{key}: unknown key or group{nearest(key, [*RUN_KEYS, *ADDED_GROUPS])}; "
+        f"valid: {', '.join([*RUN_KEYS, *ADDED_GROUPS])}"
+        for key in values
+        if key not in RUN_KEYS
+    ]
 
 
 def missing_keys(node: DictConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from conf/: every key, its default, what is allowed and the comment above it.
+"""Writes docs/configuration.md from conf/: key, default, allowed values and the comment.
 
 Run `python -m rlpost.config_reference` after a change under conf/; a test compares.
 """
@@ -22,7 +22,7 @@ HEAD = """# Configuration reference
 Made from the files under `conf/` by `python -m rlpost.config_reference`; edit those, not this page.
 
 A run is `conf/config.yaml` plus one option of each group. Choose an option with `group=option`, set
-a key with `group.key=value`, switch an optional group off with `group=null`.
+a key with `group.key=value`, switch an optional group off with `~group`.
 `python launch.py plan=true ...` checks everything and prints what would run.
 """
 KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.]+):(?: +(?P<value>.*))?$")

@@ -5,7 +5,7 @@ For each override: is its group, option or key known, and if not, which valid na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -23,45 +23,54 @@ from rlpost.wording import nearest
 CONF = Path(__file__).parent.parent / "conf"
 
 
-def explain(error: HydraException, arguments: Sequence[str], conf: Path = CONF) -> str:
-    """Hydra's message, after a line for each override that names something unknown."""
+def explain(error: HydraException, arguments: Sequence[str]) -> str:
+    """One line for each override that names something unknown; else Hydra's own message."""
     if isinstance(error, OverrideParseException):
         return f"can't read the override {error.override!r}: {error.message}"
-    overrides = OverridesParser.create().parse_overrides(
-        get_args_parser().parse_known_args(list(arguments))[0].overrides
-    )
-    found = unknown_names(overrides, conf)
+    given, _ = get_args_parser().parse_known_args(list(arguments))
+    folders = [CONF, *([Path(given.config_dir).absolute()] if given.config_dir else [])]
+    found = unknown_names(given.overrides, folders)
     return "\n  - ".join(["command line:", *found]) if found else f"command line: {error}"
 
 
-def unknown_names(overrides: Iterable[Override], conf: Path = CONF) -> list[str]:
+def unknown_names(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> list[str]:
     """One line per override whose group, option or key does not exist."""
-    groups = options_by_group(conf)
-    lines, valid, others = [], [], []
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    groups = options_by_group(folders)
+    choices = [override for override in parsed if name_of(override) in groups]
+    wrong = {str(override.input_line): unknown_option(override, groups) for override in choices}
+    valid = [text for text, line in wrong.items() if line is None]
+    others = [override for override in parsed if name_of(override) not in groups]
+    lines = [line for line in wrong.values() if line is not None]
+    return [*lines, *unknown_keys(others, [*groups], known_keys(valid, folders))]
+
+
+def name_of(override: Override) -> str:
+    """The group or key, without `+`, `~` and a leading slash."""
+    return (override.key_or_group or "").lstrip("/")
+
+
+def unknown_option(override: Override, groups: dict[str, list[str]]) -> str | None:
+    value, options = override.value(), groups[name_of(override)]
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, str) and item not in options:
+            return unknown(str(override.input_line), item, options)
+    return None
+
+
+def unknown_keys(
+    overrides: Sequence[Override], groups: Sequence[str], keys: Sequence[str]
+) -> Iterator[str]:
     for override in overrides:
-        name = (override.key_or_group or "").lstrip("/")
-        if name not in groups:
-            others.append((name, override))
-            continue
-        value = override.value()
-        chosen = value if isinstance(value, list) else [value]
-        bad = [item for item in chosen if isinstance(item, str) and item not in groups[name]]
-        lines += [unknown(f"{name}={item}", item, groups[name]) for item in bad]
-        if not bad:
-            valid.append(override.input_line or "")
-    keys = known_keys(valid, conf)
-    if not keys:
-        return lines
-    for name, override in others:
-        if not name.startswith("hydra") and name not in keys and not override.is_force_add():
-            lines.append(unknown(str(override.input_line), name, [*groups, *keys]))
-    return lines
+        name = name_of(override)
+        if keys and not name.startswith("hydra") and name not in keys:
+            yield unknown(str(override.input_line), name, [*groups, *keys])
 
 
-def known_keys(overrides: Sequence[str], conf: Path) -> list[str]:
+def known_keys(choices: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Keys of the configuration with these group choices; none if the groups don't compose."""
     try:
-        return key_paths(compose_node(overrides, conf))
+        return key_paths(compose_node(choices, folders))
     except HydraException:
         return []
 
@@ -76,20 +85,24 @@ def unknown(given: str, name: str, names: Sequence[str]) -> str:
     return f"{given}: unknown name{hint}"
 
 
-def options_by_group(conf: Path) -> dict[str, list[str]]:
-    """{"algorithm": ["grpo", ...], "hydra/launcher": [...]}"""
-    folders = sorted(path for path in conf.rglob("*") if path.is_dir())
-    return {
-        folder.relative_to(conf).as_posix(): sorted(file.stem for file in folder.glob("*.yaml"))
-        for folder in folders
-    }
+def options_by_group(folders: Sequence[Path]) -> dict[str, list[str]]:
+    """{"algorithm": ["grpo", ...], "recipe": [...]}"""
+    options: dict[str, list[str]] = {}
+    for conf in folders:
+        for folder in sorted(path for path in conf.rglob("*") if path.is_dir()):
+            group = options.setdefault(folder.relative_to(conf).as_posix(), [])
+            group += sorted(file.stem for file in folder.glob("*.yaml"))
+    return options
 
 
-def compose_node(overrides: Sequence[str], conf: Path = CONF) -> DictConfig:
+def compose_node(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> DictConfig:
     """The composed configuration for these overrides, outside a Hydra application."""
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        node = compose("config", overrides=list(overrides), return_hydra_config=True)
+    first, *more = folders
+    paths = ", ".join(f"file://{folder}" for folder in more)
+    chosen = [*overrides, f"hydra.searchpath=[{paths}]"] if more else list(overrides)
+    with initialize_config_dir(str(first), version_base="1.3"):
+        node = compose("config", overrides=chosen, return_hydra_config=True)
     HydraConfig.instance().set_config(node)  # `${hydra:...}` is looked up there
     with open_dict(node):
         del node["hydra"]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlpost.config import RunConfig, build
-from rlpost.errors import ConfigError
+from rlpost.errors import ConfigError, DataError
 from rlpost.validation import Section
 from rlpost.wording import join
 
@@ -62,7 +62,7 @@ class RunPlan:
     @classmethod
     def of(cls, config: RunConfig) -> RunPlan:
         """Reads the data set for its size. Raises ConfigError if it holds less than one batch."""
-        num_prompts = len(build(config.data, seed=config.seed))
+        num_prompts = prompts_per_epoch(config)
         prompts_per_step = config.train_batch_size // config.group_size
         return cls(
             num_prompts=num_prompts,
@@ -82,6 +82,14 @@ class RunPlan:
         console = Console()
         for item in tables(self):
             console.print(item)
+
+
+def prompts_per_epoch(config: RunConfig) -> int:
+    """Opens the data set, so that a wrong path or task is found before anything starts."""
+    try:
+        return len(build(config.data, seed=config.seed))
+    except DataError as error:
+        raise ConfigError([f"data: {error}"]) from error
 
 
 def num_steps(config: RunConfig, num_prompts: int, prompts_per_step: int) -> int:
@@ -171,7 +179,7 @@ def tables(plan: RunPlan) -> Iterator[Table]:
 
 
 def table(title: str, rows: Iterable[tuple[Any, Any]]) -> Table:
-    made = Table(title=title, title_justify="left", show_header=False)
+    made = Table(title=title, title_justify="left", show_header=False, min_width=len(title) + 4)
     for name, value in rows:
         made.add_row(str(name), str(value))
     return made

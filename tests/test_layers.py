@@ -35,7 +35,7 @@ ADAPTERS = {
     "ray": "rlpost/cluster",
     "vllm": "rlpost/engines",
     "megatron": "rlpost/trainers/megatron",
-    "omegaconf": "rlpost/config.py rlpost/overrides.py launch.py",
+    "omegaconf": "rlpost/config.py rlpost/overrides.py rlpost/cli.py launch.py",
     "mlflow": "rlpost/tracking",
 }
 FILES = [REPOSITORY / "launch.py", *sorted((REPOSITORY / "rlpost").rglob("*.py"))]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
+from rlpost.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import ray
+else:
+    ray = LazyModule("ray")
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import ray
-from ray.exceptions import RayActorError, RayTaskError
+from typing import TYPE_CHECKING, Any
 
 from rlpost.errors import DeadlineError, WorkerDiedError
+from rlpost.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import ray
+else:
+    ray = LazyModule("ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,9 @@ class Worker:
                 f"{self!r} did not answer {method}() within {deadline_s:g} s; "
                 f"its log is {self.log_path}"
             ) from error
-        except RayTaskError as error:
+        except ray.exceptions.RayTaskError as error:
             raise error.cause from error
-        except RayActorError as error:
+        except ray.exceptions.RayActorError as error:
             raise WorkerDiedError(
                 f"{self!r} died during {method}() (killed, crashed or out of memory); "
                 f"its log is {self.log_path}"

@@ -29,7 +29,7 @@ class ToyConfig:
     max_response_tokens: int = 20
     max_length: int = 30
     start_deadline_s: float = 5.0
-    requires: tuple[str, ...] = ()
+    samples: bool = True
     passes: tuple[str, ...] = ("old_logprobs",)
     path: str = "owner/name"
     num_prompts: int = 100
@@ -44,10 +44,13 @@ class Toy:
 
     def __init__(self, config: ToyConfig, *, seed: int = 0) -> None:
         self.passes = config.passes
-        self._size = config.num_prompts
+        self._config = config
+
+    def sampling(self, group_size: int) -> str | None:
+        return "sampling" if self._config.samples else None
 
     def __len__(self) -> int:
-        return self._size
+        return self._config.num_prompts
 
 
 def section(**changes: Any) -> Section:
@@ -128,6 +131,8 @@ def test_a_consistent_run_passes() -> None:
     check(run_config())
 
 
+NO_ENGINE = {"engine": None, "weight_sync": None, "eval": None}
+SUPERVISED = {**NO_ENGINE, "rollout": section(samples=False), "algorithm": section(passes=())}
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"train_batch_size": 96, "group_size": 10, "algorithm": section(num_minibatches=1)},
@@ -149,21 +154,28 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "rollout.max_prompt_tokens (10) + rollout.max_response_tokens (21) are more than "
         "model.max_length (30); lower one of them or raise model.max_length",
     ),
+    ({"reward": None}, "reward: null, but what Toy samples has to be scored; choose an option"),
     (
-        {"rollout": section(requires=("reward",)), "reward": None},
-        "reward: null, but Toy needs it; choose an option",
+        {"rollout": section(samples=False), "algorithm": section(passes=(), num_minibatches=1)},
+        "engine: has no effect, as Toy asks no engine; switch it off (~engine)",
     ),
+    (
+        {"rollout": section(samples=False), **NO_ENGINE},
+        "algorithm: Toy compares with the policy that sampled, but Toy samples nothing; choose "
+        "algorithm=sft or another rollout",
+    ),
+    ({**NO_ENGINE}, "engine: null, but Toy samples from engines; choose an option"),
     (
         {"weight_sync": None},
         "weight_sync: null, but engines would keep their first weights; choose an option",
     ),
     (
-        {"engine": None, "eval": None},
-        "weight_sync: has no effect without engines; set weight_sync=null",
+        {**SUPERVISED, "weight_sync": section()},
+        "weight_sync: has no effect without engines; switch it off (~weight_sync)",
     ),
     (
-        {"engine": None, "weight_sync": None},
-        "eval: needs engines to answer its prompts; set eval=null, or choose an engine",
+        {**SUPERVISED, "eval": section()},
+        "eval: needs engines to answer its prompts; switch it off (~eval)",
     ),
     ({"loop": section(said=("loop.colocate: no",))}, "loop.colocate: no"),
 ]

@@ -1,0 +1,29 @@
+"""Exit codes and what is printed for each kind of error."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlpost.cli import readable_errors
+from rlpost.errors import BudgetError, ConfigError
+
+CASES = [
+    (ConfigError(["a: wrong", "b: wrong"]), 2, "2 configuration problems:\n  - a: wrong"),
+    (BudgetError("too many failed rewards"), 1, "BudgetError: too many failed rewards"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "text"), CASES, ids=lambda item: str(item)[:20])
+def test_expected_errors_are_one_block_and_a_code(
+    error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_, readable_errors():
+        raise error
+    assert exit_.value.code == code
+    assert text in capsys.readouterr().err
+
+
+def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), readable_errors():
+        raise ZeroDivisionError
