@@ -23,7 +23,7 @@ from rlpost.trainers.megatron.options import LrScheduleConfig, OptimizerConfig
 from rlpost.trainers.megatron.rank import MegatronRank, MegatronRankConfig
 from rlpost.types import BatchScalars, BatchView, SampleBlock
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[1] / "conf"
 VOCAB = 101
 PASSES = ("old_logprobs", "ref_logprobs")
 
