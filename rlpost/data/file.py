@@ -113,7 +113,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             place = f"{path}, line {number}"
             try:

@@ -167,7 +167,8 @@ def make_dataset(task: str, params: Mapping[str, Any], task_seed: int, size: int
     try:
         return factory.create_dataset(task, seed=seed, size=size, **params)
     except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError([f"data.params of task {task!r} ({dict(params)}): {error}"]) from error
+        reason = str(error) or "refused by the task, which gives no reason"
+        raise ConfigError([f"data.params of task {task!r} ({dict(params)}): {reason}"]) from error
 
 
 def _unknown_param(task: str, name: str, known: set[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlpost.errors import DataError
 from rlpost.rewards.base import RewardInputs
-from rlpost.rewards.extract import Pattern, last_match, require_pattern
+from rlpost.rewards.extract import Pattern, last_match, require_answer_pattern
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class ExactMatchConfig:
     ignore_case: bool
 
     def __post_init__(self) -> None:
-        require_pattern("answer_pattern", self.answer_pattern)
+        require_answer_pattern("answer_pattern", self.answer_pattern)
 
 
 class ExactMatch:

@@ -8,15 +8,20 @@ from typing import Annotated
 from pydantic import Field
 
 
-def require_pattern(key: str, pattern: str) -> None:
-    """Raises ValueError for text that is not a regular expression, or that has many groups."""
+def require_pattern(key: str, pattern: str) -> re.Pattern[str]:
+    """Raises ValueError for text that is not a regular expression."""
     try:
-        compiled = re.compile(pattern)
+        return re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{key} ({pattern!r}) is not a regular expression: {error}") from error
-    if compiled.groups > 1:
+
+
+def require_answer_pattern(key: str, pattern: str) -> None:
+    """Also raises ValueError when several groups could be the answer."""
+    groups = require_pattern(key, pattern).groups
+    if groups > 1:
         raise ValueError(
-            f"{key} ({pattern!r}) has {compiled.groups} groups; mark the answer with one group and "
+            f"{key} ({pattern!r}) has {groups} groups; mark the answer with one group and "
             "write the others as (?:...)"
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlpost.errors import DataError
 from rlpost.rewards.base import RewardInputs
-from rlpost.rewards.extract import Pattern, last_match, require_pattern
+from rlpost.rewards.extract import Pattern, last_match, require_answer_pattern
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ReasoningGymRewardConfig:
     answer_pattern: Pattern
 
     def __post_init__(self) -> None:
-        require_pattern("answer_pattern", self.answer_pattern)
+        require_answer_pattern("answer_pattern", self.answer_pattern)
 
 
 class ReasoningGymReward:

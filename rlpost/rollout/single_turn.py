@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -31,6 +31,16 @@ class SingleTurnConfig:
                 f"max_attempts ({self.max_attempts}) of attempt_deadline_s "
                 f"({self.attempt_deadline_s:g}) each; raise it to "
                 f"{self.attempt_deadline_s * self.max_attempts:g} or more"
+            )
+
+    def conflicts(self, run: Any) -> Iterator[str]:
+        """`run` is the whole RunConfig."""
+        algorithm = run.algorithm.target(run.algorithm.config)
+        if self.top_p < 1 and "old_logprobs" in algorithm.passes:
+            yield (
+                f"rollout.top_p ({self.top_p:g}): the engine would sample from the nucleus alone, "
+                "while the trainer's log-probs are over the whole vocabulary, so every ratio would "
+                "be wrong; set rollout.top_p=1.0 (eval.top_p is free)"
             )
 
 

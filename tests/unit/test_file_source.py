@@ -62,6 +62,7 @@ def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path):
         ("{bad", r"s\.jsonl, line 2: not valid JSON"),
         ("", r"line 2: not valid JSON"),
         ("[1]", r"line 2: a JSON object is wanted"),
+        ("\udcff", r"line 2: not valid JSON"),
         ('{"a": "1"}', r"line 2: field 'q' is missing; the row has \['a'\]"),
         ('{"q": "", "a": "1"}', r"line 2: field 'q' must be a non-empty string"),
         ('{"q": [{"role": "user"}], "a": "1"}', r"line 2: field 'q' must be"),
@@ -70,7 +71,8 @@ def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path):
 )
 def test_a_malformed_row_is_named_not_skipped(tmp_path, line, message):
     path = tmp_path / "s.jsonl"
-    path.write_text('{"q": "1", "a": "1"}\n' + line + "\n")
+    text = '{"q": "1", "a": "1"}\n' + line + "\n"
+    path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=message):
         source(path)
 

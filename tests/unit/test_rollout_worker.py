@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -309,6 +310,17 @@ async def test_samples_hold_every_sample_trained_or_dropped(make, objects, tmp_p
     assert first["loss_mask"] == [False] * 4 + [True] * 2
     assert (first["reward/main"], first["verdict/slow"]) == (1.0, "error")
     assert (last["prompt"], last["response"], last["reward/main"]) == ("123456789", "", None)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "passes", "problems"),
+    [(0.9, ("old_logprobs",), 1), (1.0, ("old_logprobs",), 0), (0.9, (), 0)],
+)
+def test_nucleus_sampling_is_refused_where_ratios_are_trained_on(top_p, passes, problems):
+    algorithm = SimpleNamespace(config=None, target=lambda config: SimpleNamespace(passes=passes))
+    config = dataclasses.replace(SINGLE_TURN, top_p=top_p)
+    lines = list(config.conflicts(SimpleNamespace(algorithm=algorithm)))
+    assert len(lines) == problems and all("rollout.top_p (0.9)" in line for line in lines)
 
 
 def test_deadlines_must_leave_room_for_the_attempts():
