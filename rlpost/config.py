@@ -87,12 +87,18 @@ def load(node: DictConfig) -> RunConfig:
     named = {**dict.fromkeys(OPTIONAL_GROUPS), **named}
     problems += unknown_keys(named)
     named = {key: value for key, value in named.items() if key in RUN_KEYS}
-    validator = Validator(named.get("trusted_prefixes") or [])
+    validator = Validator(strings(named.get("trusted_prefixes")))
     config = validator.validate(RunConfig, named)
     problems += validator.problems
     if problems:
         raise ConfigError(problems)
     return config  # type: ignore[no-any-return]
+
+
+def strings(value: Any) -> list[str]:
+    """The strings in a list; anything else is reported when the key itself is validated."""
+    items = value if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, str)]
 
 
 def build(section: Section, **context: Any) -> Any:

@@ -126,7 +126,7 @@ def is_number(value: Any) -> bool:
 
 def nearest(name: Any, names: Iterable[str]) -> str:
     """`; did you mean 'lr'?`, or nothing when no name is close."""
-    matches = difflib.get_close_matches(str(name), [str(item) for item in names], n=1, cutoff=0.55)
+    matches = difflib.get_close_matches(str(name), [str(item) for item in names], n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 

@@ -104,7 +104,7 @@ def test_heavy_libraries_are_imported_only_by_their_adapters(library: str) -> No
     assert users == set()
 
 
-def test_an_upward_import_would_be_found(tmp_path: Path) -> None:
+def test_an_upward_import_would_be_found() -> None:
     assert not allowed("data", "loops")
     assert not allowed("engines", "trainers")
     assert allowed("loops", "data")

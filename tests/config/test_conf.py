@@ -112,3 +112,14 @@ def test_interpolations_see_overrides() -> None:
     """A name derived from another key follows the override, not the default."""
     config = load(compose_node(["algorithm=rloo"]))
     assert config.run_name == "rloo"
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-5", "0.00001"])
+def test_numbers_are_numbers_however_they_are_written(text: str) -> None:
+    config = load(compose_node([f"trainer.optimizer.lr={text}"]))
+    assert config.trainer.config.optimizer.lr == 1e-5
+
+
+def test_the_run_can_be_rebuilt_from_its_plain_values() -> None:
+    config = load(compose_node(["run_name=again"]))
+    assert load(OmegaConf.create(config.plain())) == config

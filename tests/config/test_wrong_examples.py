@@ -51,6 +51,7 @@ WRONG = [
     ("~engine", "engine: null, but SingleTurn samples from engines"),
     ("~weight_sync", "weight_sync: null, but engines would keep their first weights"),
     ("~reward", "reward: null, but what SingleTurn samples has to be scored"),
+    ("trusted_prefixes=3", "trusted_prefixes: got 3; allowed: list of string"),
     ("~trainer", "trainer: missing"),
     ("model=hf", "model.path: no value given (???); set it: model.path=..."),
     ("model=hf model.path=./nowhere", "model.path: there is no folder './nowhere'"),
@@ -107,8 +108,8 @@ def test_all_mistakes_are_reported_together(
 def test_launch_prints_the_mistake_without_a_traceback(
     override: str, expected: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "launch.py", override, f"output_dir={tmp_path}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(REPOSITORY / "launch.py"), override]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
