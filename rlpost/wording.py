@@ -112,9 +112,8 @@ def describe(root: Mapping[str, Any], part: Mapping[str, Any]) -> str:
     inner = part.get("items") or part.get("additionalProperties")
     if isinstance(inner, Mapping):
         words.append(f"of {describe(root, inner)}")
-    return " ".join(words) + "".join(
-        f" {sign} {part[k]}" for k, sign in BOUNDS.items() if k in part
-    )
+    bounds = [f"{sign} {part[key]}" for key, sign in BOUNDS.items() if key in part]
+    return " ".join([*words, " and ".join(bounds)]).strip()
 
 
 def is_number(value: Any) -> bool:
