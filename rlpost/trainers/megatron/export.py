@@ -9,10 +9,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
 
 from rlpost.engines.base import TensorSpec, WeightChunk
 from rlpost.fingerprint import fingerprint
-from rlpost.trainers.megatron import device
+from rlpost.trainers.megatron import converter, device, hf_io
 from rlpost.trainers.megatron.layout import Layout
 
 ALIGNMENT = 64  # bytes; what TensorSpec.offset promises
@@ -21,7 +22,42 @@ CHUNK_BYTES = 64 << 20
 Named = tuple[str, torch.Tensor]
 
 
-def chunks(tensors: Iterable[Named]) -> Iterator[WeightChunk]:
+def weight_chunks(
+    model: GPTModel, hf_config: Any, *, dtype: torch.dtype, layout: Layout
+) -> list[WeightChunk]:
+    """The stage's weights on its exporting rank, else []. All ranks of the role call."""
+    if layout.data_rank != 0:
+        return []
+    tensors = converter.export_hf(model, hf_config, dtype)
+    if layout.exports:
+        return list(_chunks(tensors))
+    _take_part(tensors)
+    return []
+
+
+def write_hf(
+    path: str, model: GPTModel, hf_config: Any, *, dtype: torch.dtype, source: str, layout: Layout
+) -> None:
+    """Writes a complete folder. All ranks call and return when it is there.
+
+    It has one file of weights, so the writing rank needs the whole model in CPU memory.
+    """
+    if layout.data_rank == 0:
+        tensors = _gather_stages(converter.export_hf(model, hf_config, dtype), layout)
+        if layout.exports and layout.stage == 0:
+            hf_io.write_folder(path, tensors, hf_config=hf_config, dtype=dtype, source=source)
+        else:
+            _take_part(tensors)
+    dist.barrier()
+
+
+def _take_part(tensors: Iterable[Named]) -> None:
+    """Iterates to the end for the collectives inside; the tensors are another rank's to keep."""
+    for _ in tensors:
+        pass
+
+
+def _chunks(tensors: Iterable[Named]) -> Iterator[WeightChunk]:
     """Packs tensors into buffers of about CHUNK_BYTES and puts these into the object store."""
     bucket: list[Named] = []
     size = 0
@@ -58,7 +94,7 @@ def _chunk(bucket: list[Named]) -> WeightChunk:
     )
 
 
-def gather_stages(tensors: Iterable[Named], layout: Layout) -> Iterator[Named]:
+def _gather_stages(tensors: Iterable[Named], layout: Layout) -> Iterator[Named]:
     """Brings every pipeline stage's tensors to the first stage, which yields them all.
 
     The ranks of one pipeline call it and iterate to the end; later stages yield nothing.

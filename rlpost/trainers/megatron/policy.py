@@ -16,9 +16,8 @@ from rlpost.engines.base import WeightChunk
 from rlpost.errors import BudgetError, TrainerError
 from rlpost.metrics import Metric, mean, merge
 from rlpost.trainers.base import TrainResult, split_rows
-from rlpost.trainers.megatron import converter, device, hf_io, offload, rows, state, step
+from rlpost.trainers.megatron import converter, device, export, hf_io, offload, rows, state, step
 from rlpost.trainers.megatron import optimizer as optimizers
-from rlpost.trainers.megatron.export import chunks, gather_stages
 from rlpost.trainers.megatron.forward import Head, check_token_ids, run_micro_batches
 from rlpost.trainers.megatron.layout import Layout
 from rlpost.trainers.megatron.model import build_model
@@ -203,32 +202,19 @@ class Policy:
         return batches
 
     def export_weights(self, dtype: str) -> list[WeightChunk]:
-        if self.layout.data_rank != 0:
-            return []
-        tensors = converter.export_hf(self.model, self.hf_config, getattr(torch, dtype))
-        if self.layout.exports:
-            return list(chunks(tensors))
-        for _ in tensors:  # the other tensor ranks only take part in the gathering
-            pass
-        return []
+        return export.weight_chunks(
+            self.model, self.hf_config, dtype=getattr(torch, dtype), layout=self.layout
+        )
 
     def save_hf(self, path: str) -> None:
-        """One file of all weights: the writing rank needs the whole model in CPU memory."""
-        if self.layout.data_rank == 0:
-            tensors = converter.export_hf(self.model, self.hf_config, self.dtype)
-            gathered = gather_stages(tensors, self.layout)
-            if self.layout.exports and self.layout.stage == 0:
-                hf_io.write_folder(
-                    path,
-                    gathered,
-                    hf_config=self.hf_config,
-                    dtype=self.dtype,
-                    source=self.model_path,
-                )
-            else:
-                for _ in gathered:
-                    pass
-        torch.distributed.barrier()
+        export.write_hf(
+            path,
+            self.model,
+            self.hf_config,
+            dtype=self.dtype,
+            source=self.model_path,
+            layout=self.layout,
+        )
 
     def save(self, path: str) -> None:
         state.save(Path(path), model=self.model, optimizer=self.optimizer, counters=self.counters)
