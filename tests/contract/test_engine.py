@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -244,3 +247,31 @@ async def test_both_layouts_answer_alike(
     one, two = [await generate(engine, asked) for engine in engines.values()]
     for left, right in zip(one, two, strict=True):
         assert left.token_ids.tolist() == right.token_ids.tolist()
+
+
+async def test_a_killed_vllm_process_fails_everyone_quickly(engines: dict[str, Worker]) -> None:
+    engine = engines["async_llm"]  # the last test: it does not come back
+    asked = [request(f"doomed{seed}", seed=seed, max_tokens=110) for seed in range(4)]
+    await call(engine, "pause", "keep")
+    await call(engine, "submit", asked)
+    os.kill(core_process(await engine.pid()), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"engine\[1\] died"):
+        await call(engine, "collect", [item.request_id for item in asked])
+    with pytest.raises(EngineError, match=r"engine\[1\]"):
+        await generate(engine, [request("late")])
+    for method, argument in (("pause", "keep"), ("fingerprints", ["model.norm.weight"])):
+        with pytest.raises(EngineError, match=r"engine\[1\]"):
+            await call(engine, method, argument)
+    assert time.monotonic() - started < 10
+
+
+def core_process(pid: int) -> int:
+    """The process below worker `pid` in which vLLM's EngineCore runs."""
+    (core,) = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+        if "EngineCor" in Path(f"/proc/{child}/comm").read_text()
+    ]
+    return core
