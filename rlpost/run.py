@@ -15,6 +15,7 @@ from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
 from rlpost.config import RunConfig, Section, build
 from rlpost.data.ledger import Ledger
 from rlpost.loops.driver import Driver, Role, Schedule
+from rlpost.loops.passes import plan_passes
 from rlpost.loops.rollouts import Rollouts
 from rlpost.plan import RunPlan, needs_reference
 from rlpost.rollout.worker import RolloutWorker
@@ -130,7 +131,7 @@ class Builder:
         rollout, algorithm = config.rollout.config, build(config.algorithm)
         return Driver(
             schedule=self.schedule(),
-            algorithm=algorithm,
+            passes=plan_passes(algorithm.passes),
             roles=roles,
             engines=engines,
             rollouts=Rollouts(

@@ -21,7 +21,7 @@ import numpy.typing as npt
 FinishReason = Literal["stop", "length", "abort"]
 VerdictStatus = Literal["ok", "timeout", "error"]
 Array = npt.NDArray[Any]
-BlockRef = Any  # opaque reference to a SampleBlock in the object store (cluster.store.BlockRef)
+BlockRef = Any  # opaque reference to a SampleBlock in the object store (cluster.store.StoreRef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,14 @@ def join_blocks(
 
 
 @dataclass(frozen=True)
+class StoredBlock:
+    """A block in the object store and whose rows it holds, so that a rank fetches only its own."""
+
+    ref: BlockRef
+    sample_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class GroupHandle:
     """What the driver knows of one scored group: small scalars and a reference, no tokens.
 
@@ -208,13 +216,14 @@ class BatchView:
     """One batch as the driver hands it to a role: references, and who takes which rows.
 
     `minibatches[m][d]` are the sample ids that data-parallel rank d takes in optimizer step m.
-    `blocks` hold every column needed; each rank fetches and joins only its rows, by sample id.
+    `blocks` hold every column needed; each rank fetches those that hold rows of it, and joins by
+    sample id.
     `prompt_length` [N] and the per-token columns token_ids, loss_mask, rollout_logprobs and
     policy_versions come with the rollouts; old_logprobs and ref_logprobs are added by passes.
     """
 
     step: int
-    blocks: tuple[BlockRef, ...]
+    blocks: tuple[StoredBlock, ...]
     scalars: BatchScalars
     minibatches: tuple[tuple[tuple[str, ...], ...], ...]
 
@@ -223,6 +232,6 @@ class BatchView:
 class PassResult:
     """What one rank returns from a pass: a block of new columns (None on ranks that own none)."""
 
-    block: BlockRef | None
+    block: StoredBlock | None
     metrics: Mapping[str, Any]
     seconds: float

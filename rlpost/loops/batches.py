@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from rlpost.data.balance import balanced_split
-from rlpost.types import BatchScalars, BatchView, BlockRef, GroupHandle
+from rlpost.types import BatchScalars, BatchView, GroupHandle, StoredBlock
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One training batch on the driver: handles only. `dropped` maps prompt key -> reason."""
+    """One training batch on the driver: handles only. `dropped` pairs a group with the reason.
+
+    `blocks` starts as the groups' own; passes add theirs. `generate_s` is the time until the last
+    answer was there, `reward_s` what scoring added to it.
+    """
 
     step: int
     groups: tuple[GroupHandle, ...]
     dropped: tuple[tuple[GroupHandle, str], ...]
+    generate_s: float
+    reward_s: float
+    blocks: tuple[StoredBlock, ...] = ()
 
-    @property
-    def blocks(self) -> tuple[BlockRef, ...]:
-        return tuple(group.block for group in self.groups)
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        groups: Sequence[GroupHandle],
+        dropped: Sequence[tuple[GroupHandle, str]],
+        *,
+        generate_s: float,
+        reward_s: float,
+    ) -> Batch:
+        blocks = tuple(StoredBlock(group.block, group.sample_ids) for group in groups)
+        return cls(step, tuple(groups), tuple(dropped), generate_s, reward_s, blocks)
+
+    def with_blocks(self, blocks: Iterable[StoredBlock | None]) -> Batch:
+        added = tuple(block for block in blocks if block is not None)
+        return replace(self, blocks=self.blocks + added)
 
 
 def scalars_of(groups: Sequence[GroupHandle]) -> BatchScalars:
@@ -37,7 +57,6 @@ def scalars_of(groups: Sequence[GroupHandle]) -> BatchScalars:
 def view_for(
     batch: Batch,
     *,
-    blocks: Sequence[BlockRef],
     data_parallel_size: int,
     num_minibatches: int,
     num_visits: int = 1,
@@ -54,7 +73,7 @@ def view_for(
     ]
     return BatchView(
         step=batch.step,
-        blocks=tuple(blocks),
+        blocks=batch.blocks,
         scalars=scalars_of(batch.groups),
         minibatches=tuple(_spread(chunk, data_parallel_size) for chunk in chunks) * num_visits,
     )
@@ -69,8 +88,9 @@ def _spread(groups: Sequence[GroupHandle], num_ranks: int) -> tuple[tuple[str, .
 def drop_reason(group: GroupHandle, *, scored: bool, drop_constant: bool) -> str:
     """Why a group can't or shouldn't be trained; "" if it is fine.
 
-    `scored` says whether the run has rewards at all. `drop_constant` is DAPO's dynamic sampling [arXiv:2503.14476, eq. 11]: a group whose rewards are
-    all equal has no gradient. A group of one is not constant, it is single.
+    `scored` says whether the run has rewards at all. `drop_constant` is DAPO's dynamic sampling
+    [arXiv:2503.14476, eq. 11]: a group whose rewards are all equal has no gradient. A group of one
+    is not constant, it is single.
     """
     if group.failure or not scored:
         return group.failure

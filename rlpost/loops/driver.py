@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlpost.cluster.workers import gather
 from rlpost.errors import BudgetError, DataError
 from rlpost.loops import report
 from rlpost.loops.batches import Batch, drop_reason, view_for
+from rlpost.loops.passes import Pass, check_delivered
 from rlpost.metrics import merge, results
-from rlpost.types import BlockRef, GroupHandle, PassResult, Prompt
+from rlpost.types import BatchView, GroupHandle, PassResult, Prompt, StoredBlock
 
 if TYPE_CHECKING:
-    from rlpost.algorithms.base import Algorithm
     from rlpost.checkpoint import Checkpointer
     from rlpost.cluster.workers import Worker, WorkerGroup
     from rlpost.data.ledger import Ledger
     from rlpost.loops.evaluation import Evaluator
     from rlpost.loops.rollouts import Rollouts
     from rlpost.tracking.recorder import Recorder
+    from rlpost.trainers.base import TrainResult
     from rlpost.weight_sync.transaction import WeightSync
 
 
@@ -57,7 +59,7 @@ class Driver:
     """Services of a run and its position. `step` counts finished batches."""
 
     schedule: Schedule
-    algorithm: Algorithm
+    passes: tuple[Pass, ...]
     roles: dict[str, Role]
     engines: list[Worker]
     rollouts: Rollouts
@@ -72,7 +74,6 @@ class Driver:
     policy_version: int = 0
     resumed: bool = False
     last_checkpoint: Path | None = None
-    _blocks: list[BlockRef] = field(default_factory=list)
     _writing: asyncio.Task[None] | None = None
 
     @property
@@ -91,10 +92,9 @@ class Driver:
         while len(kept) < wanted:
             self._check_draw_budget(wanted, len(kept), dropped, max_draw_factor)
             generate_s += await self._draw_round(wanted - len(kept), kept, dropped)
-        self.recorder.add_time("generate", generate_s)
         # Scoring runs beside generation; what counts is the time it adds after the last answer.
-        self.recorder.add_time("reward", max(0.0, time.monotonic() - started - generate_s))
-        return Batch(self.step, tuple(kept), tuple(dropped))
+        reward_s = max(0.0, time.monotonic() - started - generate_s)
+        return Batch.of(self.step, kept, dropped, generate_s=generate_s, reward_s=reward_s)
 
     async def _draw_round(
         self, count: int, kept: list[GroupHandle], dropped: list[tuple[GroupHandle, str]]
@@ -129,41 +129,49 @@ class Driver:
 
     # -- passes and training -----------------------------------------------------------------
 
-    async def run_passes(self, batch: Batch) -> None:
-        """Adds the columns the algorithm asks for; passes of different roles run side by side."""
-        self._blocks = list(batch.blocks)
+    async def run_passes(self, batch: Batch) -> Batch:
+        """The batch with the columns the plan of passes adds."""
         with self.recorder.span("logprobs"):
-            await asyncio.gather(*(self._run_pass(batch, name) for name in self.algorithm.passes))
+            done: set[str] = set()
+            while len(done) < len(self.passes):
+                ready = [
+                    item
+                    for item in self.passes
+                    if item.name not in done and done.issuperset(item.needs)
+                ]
+                for blocks in await gather(self._run_pass(batch, item) for item in ready):
+                    batch = batch.with_blocks(blocks)
+                done.update(item.name for item in ready)
+        return batch
 
-    async def _run_pass(self, batch: Batch, name: str) -> None:
-        role = self.roles["reference" if name == "ref_logprobs" else "actor"]
-        view = view_for(
-            batch,
-            blocks=batch.blocks,
-            data_parallel_size=role.data_parallel_size,
-            num_minibatches=self.schedule.num_minibatches,
-        )
+    async def _run_pass(self, batch: Batch, item: Pass) -> list[StoredBlock | None]:
+        role = self.roles[item.role]
+        view = self._view(batch, role)
         parts: list[PassResult] = await role.group.call(
-            "compute_logprobs", view, name, deadline_s=self.schedule.step_deadline_s
+            item.method, view, item.name, deadline_s=self.schedule.step_deadline_s
         )
-        self._blocks.extend(part.block for part in parts if part.block is not None)
+        check_delivered(item, parts, view)
+        return [part.block for part in parts]
 
-    async def train(self, batch: Batch) -> dict[str, float]:
-        """The batch's optimizer steps; returns metrics reduced over ranks."""
-        view = view_for(
-            batch,
-            blocks=self._blocks,
-            data_parallel_size=self.actor.data_parallel_size,
-            num_minibatches=self.schedule.num_minibatches,
-            num_visits=self.schedule.num_ppo_epochs,
-        )
+    async def train(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        """The batch's optimizer steps; the batch with its advantages, and all ranks' metrics."""
+        view = self._view(batch, self.actor, num_visits=self.schedule.num_ppo_epochs)
         with self.recorder.span("train"):
-            parts = await self.actor.group.call(
+            parts: list[TrainResult] = await self.actor.group.call(
                 "train", view, deadline_s=self.schedule.step_deadline_s
             )
         self.step += 1
         metrics = results(merge(part.metrics for part in parts))
-        return metrics | {"train/skipped_steps": float(parts[0].skipped_steps)}
+        metrics["train/skipped_steps"] = float(parts[0].skipped_steps)
+        return batch.with_blocks(part.block for part in parts), metrics
+
+    def _view(self, batch: Batch, role: Role, *, num_visits: int = 1) -> BatchView:
+        return view_for(
+            batch,
+            data_parallel_size=role.data_parallel_size,
+            num_minibatches=self.schedule.num_minibatches,
+            num_visits=num_visits,
+        )
 
     # -- publish, save, eval -----------------------------------------------------------------
 
@@ -214,6 +222,8 @@ class Driver:
         self.recorder.add(
             metrics | report.rollout_metrics(batch) | report.ledger_metrics(self.ledger)
         )
+        self.recorder.add_time("generate", batch.generate_s)
+        self.recorder.add_time("reward", batch.reward_s)
         self.recorder.add(
             {
                 "policy/version": float(self.policy_version),
@@ -233,7 +243,7 @@ class Driver:
             "write_samples",
             batch.step + 1,
             entries,
-            tuple(self._blocks),
+            tuple(block.ref for block in batch.blocks),
             deadline_s=self.schedule.step_deadline_s,
         )
         self._writing = asyncio.ensure_future(call)

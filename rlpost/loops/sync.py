@@ -36,7 +36,7 @@ class SyncLoop:
         while driver.step < driver.schedule.num_steps:
             with driver.recorder.span("step"):
                 batch = await driver.take_batch(max_draw_factor=self.config.max_draw_factor)
-                metrics = await self._train(driver, batch)
+                batch, metrics = await self._train(driver, batch)
                 staleness = report.staleness_max(batch, driver.policy_version)
                 driver.policy_version += 1
                 await self._publish(driver)
@@ -47,12 +47,11 @@ class SyncLoop:
             driver.recorder.flush(driver.step)
         await driver.wait_for_samples()
 
-    async def _train(self, driver: Driver, batch: Batch) -> dict[str, float]:
+    async def _train(self, driver: Driver, batch: Batch) -> tuple[Batch, dict[str, float]]:
         if self.config.colocate:
             await gather(engine.call("sleep", deadline_s=300.0) for engine in driver.engines)
             await driver.actor.group.call("onload", deadline_s=300.0)
-        await driver.run_passes(batch)
-        return await driver.train(batch)
+        return await driver.train(await driver.run_passes(batch))
 
     async def _publish(self, driver: Driver) -> None:
         if self.config.colocate:

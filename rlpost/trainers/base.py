@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rlpost.engines.base import WeightChunk
 from rlpost.metrics import Metric
-from rlpost.types import BatchView, PassResult
+from rlpost.types import BatchView, PassResult, StoredBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,13 @@ class TrainResult:
     """One rank's share of a batch's optimizer steps; driver merges `metrics` over ranks.
 
     `skipped_steps`: optimizer steps skipped for a non-finite gradient (equal on all ranks).
+    `block`: per-token column "advantages" of the rank's rows, for the record.
     """
 
     metrics: Mapping[str, Metric]
     skipped_steps: int
     seconds: float
+    block: StoredBlock | None
 
 
 class TrainerRank(Protocol):

@@ -28,13 +28,12 @@ def group(key: str, rewards=(1.0, 0.0), lengths=(5, 9), failure: str = "", versi
 
 
 def batch_of(*groups, dropped=()):
-    return Batch(step=0, groups=tuple(groups), dropped=tuple(dropped))
+    return Batch.of(0, groups, dropped, generate_s=1.0, reward_s=0.0)
 
 
 def view(batch, ranks=2, minibatches=2, visits=1):
     return view_for(
         batch,
-        blocks=batch.blocks,
         data_parallel_size=ranks,
         num_minibatches=minibatches,
         num_visits=visits,

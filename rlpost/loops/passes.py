@@ -1,0 +1,87 @@
+"""The plan of passes: what is computed on a batch before it is trained, by whom, in which order.
+
+A pass adds columns to the batch. All passes whose columns are there start together, so those of
+different roles run side by side. Adding a pass is adding one `Pass`. Pure: no workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlpost.errors import ConfigError, TrainerError
+from rlpost.types import BatchView, PassResult
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """`method(view, name)` of the ranks of `role` makes column `name` from columns `needs`."""
+
+    name: str
+    role: str
+    method: str
+    needs: tuple[str, ...] = ()
+
+
+KNOWN = {
+    item.name: item
+    for item in (
+        Pass("old_logprobs", "actor", "compute_logprobs"),
+        Pass("ref_logprobs", "reference", "compute_logprobs"),
+    )
+}
+
+
+def plan_passes(names: Iterable[str]) -> tuple[Pass, ...]:
+    """The passes called `names`, each after those it needs. Raises ConfigError for an unknown."""
+    wanted = list(names)
+    unknown = [name for name in wanted if name not in KNOWN]
+    if unknown:
+        raise ConfigError([f"unknown pass {name!r}; known: {', '.join(KNOWN)}" for name in unknown])
+    ordered: list[Pass] = []
+    while len(ordered) < len(wanted):
+        done = {item.name for item in ordered}
+        ready = [n for n in wanted if n not in done and done.issuperset(KNOWN[n].needs)]
+        if not ready:
+            left = [name for name in wanted if name not in done]
+            raise ConfigError([f"passes {', '.join(left)} wait for columns that no pass makes"])
+        ordered.extend(KNOWN[name] for name in ready)
+    return tuple(ordered)
+
+
+def check_delivered(item: Pass, results: Sequence[PassResult], view: BatchView) -> None:
+    """Every row of the view came back exactly once. Raises TrainerError naming role and samples."""
+    wanted = Counter({name for shares in view.minibatches for share in shares for name in share})
+    got = Counter(name for part in results if part.block for name in part.block.sample_ids)
+    for what, names in (("missing", wanted - got), ("not asked for, or twice", got - wanted)):
+        if names:
+            rows = sorted(names)
+            raise TrainerError(
+                f"pass {item.name} of {item.role}: {len(rows)} samples {what} "
+                f"({', '.join(rows[:3])}){_owners(rows, view)}{_senders(item, rows, results)}"
+            )
+
+
+def _senders(item: Pass, names: Sequence[str], results: Sequence[PassResult]) -> str:
+    """Which ranks delivered any of these samples."""
+    ranks = [
+        f"{item.role}[{rank}]"
+        for rank, part in enumerate(results)
+        if part.block is not None and not set(names).isdisjoint(part.block.sample_ids)
+    ]
+    return f"; delivered by {', '.join(ranks)}" if ranks else ""
+
+
+def _owners(names: Sequence[str], view: BatchView) -> str:
+    """Which data-parallel ranks were to deliver these samples."""
+    wanted = set(names)
+    ranks = sorted(
+        {
+            rank
+            for shares in view.minibatches
+            for rank, share in enumerate(shares)
+            if not wanted.isdisjoint(share)
+        }
+    )
+    return f"; of data-parallel rank {', '.join(map(str, ranks))}" if ranks else ""
