@@ -15,11 +15,13 @@ from typing import Any
 
 from rlpost.engines.backend import Manifest, shared_memory_dir
 from rlpost.engines.base import PauseMode
-from rlpost.engines.requests import Job
+from rlpost.engines.jobs import Job
 from rlpost.errors import EngineError
 from rlpost.types import Array
 
 PROBE_S = 0.25  # how soon a dead vLLM process is noticed by calls that wait for it
+
+SHARED_FILES = "rlpost_shared_files"
 
 
 class OwnProcesses:
@@ -32,6 +34,7 @@ class OwnProcesses:
         self._options = options
         self._name = name
         self._engine: Any = None
+        self._shared_files: set[str] = set()
         self._paused = False
         self._gate = asyncio.Lock()  # a submit's own short pause must not end a pause of the caller
         self._followers: set[asyncio.Task[None]] = set()
@@ -42,7 +45,8 @@ class OwnProcesses:
 
         arguments = AsyncEngineArgs(**self._options)
         self._engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
-        await self._await(self._engine.update_weight_version("0"))
+        await self._await(self._live.update_weight_version("0"))
+        self._shared_files = {path for found in await self.rpc(SHARED_FILES) for path in found}
 
     async def add(self, jobs: Sequence[Job]) -> None:
         async with self._held():
@@ -50,21 +54,21 @@ class OwnProcesses:
                 await self._add_one(job)
 
     async def abort(self, jobs: Sequence[Job]) -> None:
-        await self._await(self._engine.abort([job.request_id for job in jobs]))
+        await self._await(self._live.abort([job.request_id for job in jobs]))
 
     async def pause(self, mode: PauseMode) -> None:
         async with self._gate:
             how = "keep" if mode == "keep" else "wait"
-            await self._await(self._engine.pause_generation(mode=how, clear_cache=False))
+            await self._await(self._live.pause_generation(mode=how, clear_cache=False))
             self._paused = True
 
     async def resume(self) -> None:
         async with self._gate:
-            await self._await(self._engine.resume_generation())
+            await self._await(self._live.resume_generation())
             self._paused = False
 
     async def rpc(self, method: str, *args: Any) -> list[Any]:
-        return list(await self._await(self._engine.collective_rpc(method, args=args)))
+        return list(await self._await(self._live.collective_rpc(method, args=args)))
 
     async def load(self, chunks: Sequence[tuple[Manifest, Array]]) -> None:
         with TemporaryDirectory(prefix="rlpost-weights-", dir=shared_memory_dir()) as folder:
@@ -76,29 +80,38 @@ class OwnProcesses:
             await self.rpc("rlpost_load", staged)
 
     async def commit(self, version: int) -> None:
-        await self._await(self._engine.update_weight_version(str(version)))
-        await self._await(self._engine.reset_prefix_cache(reset_running_requests=True))
+        await self._await(self._live.update_weight_version(str(version)))
+        await self._await(self._live.reset_prefix_cache(reset_running_requests=True))
 
     async def sleep(self) -> None:
         async with self._gate:
-            await self._await(self._engine.sleep(1, "keep"))
+            await self._await(self._live.sleep(1, "keep"))
 
     async def wake(self) -> None:
         async with self._gate:
-            await self._await(self._engine.wake_up())
+            await self._await(self._live.wake_up())
 
     async def shutdown(self) -> None:
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.shutdown)
+            engine, self._engine = self._engine, None
+            await asyncio.to_thread(engine.shutdown)
+        for path in self._shared_files:
+            Path(path).unlink(missing_ok=True)
         for task in list(self._followers):
             task.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
+
+    @property
+    def _live(self) -> Any:
+        if self._engine is None:
+            raise EngineError(f"{self._name} was shut down")
+        return self._engine
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
         """No step is taken inside; goes on afterwards unless the caller had paused before."""
         async with self._gate:
-            core = self._engine.engine_core
+            core = self._live.engine_core
             if not self._paused:
                 await self._await(core.pause_scheduler_async(mode="keep", clear_cache=False))
             try:
@@ -110,7 +123,7 @@ class OwnProcesses:
     async def _add_one(self, job: Job) -> None:
         prompt = {"prompt_token_ids": job.token_ids}
         try:
-            outputs = await self._engine.add_request(job.request_id, prompt, job.params)
+            outputs = await self._live.add_request(job.request_id, prompt, job.params)
         except Exception as error:  # this request's own fault, or vLLM is gone
             job.fail(EngineError(f"{self._name}: request {job.request_id!r}: {error}"))
             return
@@ -138,7 +151,7 @@ class OwnProcesses:
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=PROBE_S)
-                if not task.done() and self._engine.errored:
+                if not task.done() and self._live.errored:
                     raise EngineError(f"{self._name} died: vLLM's engine process ended")
             return task.result()
         except EngineDeadError as error:

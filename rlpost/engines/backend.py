@@ -13,7 +13,7 @@ from tempfile import gettempdir
 from typing import Any, Protocol
 
 from rlpost.engines.base import PauseMode, TensorSpec
-from rlpost.engines.requests import Job
+from rlpost.engines.jobs import Job
 from rlpost.types import Array
 
 Manifest = list[tuple[str, str, tuple[int, ...], int]]  # name, dtype, shape, byte offset

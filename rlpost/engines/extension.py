@@ -6,9 +6,12 @@ vLLM imports this module in the process of each worker, before the model is buil
 
 from __future__ import annotations
 
+import glob
 import math
+import os
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,12 @@ class WorkerExtension:
 
     def rlpost_untrue_kernels(self) -> list[str]:
         return untrue_kernels(self.model_runner.model) if current_platform.is_cpu() else []
+
+    def rlpost_shared_files(self) -> list[str]:
+        """Files by which several CPU ranks share memory; vLLM never removes them."""
+        group = os.environ.get("VLLM_DIST_IDENT")
+        found = Path("/dev/shm").glob(f"*{glob.escape(group)}*") if group else []
+        return [str(path) for path in found]
 
     def _hash(self, piece: Piece) -> int:
         # The CPU kernels want some biases in float32; the cast back to the model's type is exact.

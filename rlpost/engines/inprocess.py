@@ -15,7 +15,7 @@ from typing import Any
 
 from rlpost.engines.backend import Manifest
 from rlpost.engines.base import PauseMode
-from rlpost.engines.requests import Job
+from rlpost.engines.jobs import Job
 from rlpost.errors import EngineError
 from rlpost.types import Array
 

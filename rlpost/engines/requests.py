@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +12,6 @@ from rlpost.errors import EngineError
 from rlpost.types import FinishReason, GenerateRequest, Generation
 
 SEED_MASK = (1 << 63) - 1  # vLLM's generators take non-negative int64 seeds
-
-
-@dataclass(eq=False)
-class Job:
-    """One request inside an engine. `answer` gets vLLM's final RequestOutput, or an EngineError."""
-
-    request_id: str
-    token_ids: list[int]
-    params: Any  # vllm.SamplingParams
-    answer: asyncio.Future[Any]
-
-    def finish(self, output: Any) -> None:
-        if not self.answer.done():
-            self.answer.set_result(output)
-
-    def fail(self, error: EngineError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-            self.answer.exception()  # read: nobody may ever collect it
 
 
 def sampling_params(request: GenerateRequest, stop_token_ids: list[int]) -> Any:

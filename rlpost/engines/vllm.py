@@ -15,9 +15,9 @@ from rlpost.engines.async_llm import OwnProcesses
 from rlpost.engines.backend import Backend, manifest
 from rlpost.engines.base import PauseMode, WeightChunk
 from rlpost.engines.inprocess import InProcess
+from rlpost.engines.jobs import Job, JobBook
 from rlpost.engines.options import environment, refuse_reserved, refuse_unknown
 from rlpost.engines.requests import (
-    Job,
     generation,
     prompt_logprobs,
     sampling_params,
@@ -106,7 +106,7 @@ class VllmEngine:
         self._seed = seed
         self._name = f"engine[{rank}]"
         self._backend: Backend | None = None
-        self._jobs: dict[str, Job] = {}
+        self._book = JobBook(self._name)
         self._score_ids = count()
         self._stop_token_ids: list[int] = []
         self._shapes: dict[str, tuple[list[int], bool]] = {}
@@ -136,34 +136,27 @@ class VllmEngine:
         except Exception as error:
             raise EngineError(f"{self._name} failed to start: {error}") from error
         self._backend = backend
-        self._shapes = await self._read_shapes()
+        self._shapes = (await backend.rpc("rlpost_shapes"))[0]
         return {"start": time.monotonic() - started}
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         jobs = [self._job(request) for request in requests]
-        for job in jobs:
-            if job.request_id in self._jobs:
-                raise EngineError(f"{self._name}: request {job.request_id!r} was submitted twice")
-            self._jobs[job.request_id] = job
-        await self._live.add(jobs)
+        self._book.enter(jobs)
+        try:
+            await self._live.add(jobs)
+        except BaseException:
+            self._book.strike(jobs)  # nothing would ever answer them
+            raise
 
     async def collect(self, request_ids: Sequence[str]) -> list[Generation]:
-        jobs = [self._known(request_id) for request_id in request_ids]
-        if jobs:
-            answers = {job.answer for job in jobs}
-            await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
-        failed = [job for job in jobs if job.answer.done() and job.answer.exception()]
-        for job in failed or jobs:
-            self._jobs.pop(job.request_id, None)
-        if failed:
-            raise EngineError(str(failed[0].answer.exception()))
-        results = [generation(job.request_id, job.answer.result()) for job in jobs]
+        outputs = await self._book.outputs(request_ids)
+        results = [generation(name, output) for name, output in outputs.items()]
         self._num_requests += len(results)
         self._num_tokens += sum(len(result.token_ids) for result in results)
         return results
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        jobs = [self._known(request_id) for request_id in request_ids]
+        jobs = self._book.find(request_ids)
         await self._live.abort([job for job in jobs if not job.answer.done()])
 
     async def pause(self, mode: PauseMode) -> None:
@@ -207,6 +200,8 @@ class VllmEngine:
         return sorted({name for names in ranks for name in names})
 
     async def commit(self, version: int) -> None:
+        if self._broken:
+            raise EngineError(f"{self._name} can't commit version {version}: {self._broken}")
         if version < self._version:
             raise EngineError(
                 f"{self._name}: version {version} is older than {self._version}; versions only grow"
@@ -236,9 +231,8 @@ class VllmEngine:
             await self._live.pause("keep")
 
     async def stats(self) -> dict[str, float]:
-        waiting = sum(not job.answer.done() for job in self._jobs.values())
         return {
-            "pending_requests": float(waiting),
+            "pending_requests": float(self._book.num_pending()),
             "finished_requests": float(self._num_requests),
             "generated_tokens": float(self._num_tokens),
             "policy_version": float(self._version),
@@ -270,10 +264,6 @@ class VllmEngine:
             "disable_log_stats": True,
         }
 
-    async def _read_shapes(self) -> dict[str, tuple[list[int], bool]]:
-        ranks = await self._live.rpc("rlpost_shapes")
-        return dict(ranks[0])
-
     def _job(self, request: GenerateRequest) -> Job:
         self._check_length(f"request {request.request_id!r}", len(request.token_ids))
         future = asyncio.get_running_loop().create_future()
@@ -286,10 +276,3 @@ class VllmEngine:
                 f"{self._name}: {what} has {length} tokens; 1 to {self._max_model_len - 1} are "
                 f"possible (max_model_len {self._max_model_len} less one sampled token)"
             )
-
-    def _known(self, request_id: str) -> Job:
-        if request_id not in self._jobs:
-            raise EngineError(
-                f"{self._name} has no request {request_id!r}, or handed it out before"
-            )
-        return self._jobs[request_id]

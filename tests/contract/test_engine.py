@@ -103,6 +103,8 @@ async def test_a_result_is_handed_out_once(engine: Worker) -> None:
 async def test_bad_requests_are_refused_by_name(engine: Worker) -> None:
     with pytest.raises(EngineError, match=f"'long' has {MAX_LEN} tokens"):
         await call(engine, "submit", [request("long", tokens=[5] * MAX_LEN)])
+    with pytest.raises(EngineError, match="'twin' was submitted twice"):
+        await call(engine, "submit", [request("twin"), request("twin")])
     await call(engine, "submit", [request("twin")])
     with pytest.raises(EngineError, match="'twin' was submitted twice"):
         await call(engine, "submit", [request("twin")])

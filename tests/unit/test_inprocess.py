@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlpost.engines.inprocess import InProcess
-from rlpost.engines.requests import Job
+from rlpost.engines.jobs import Job
 from rlpost.errors import EngineError
 
 
