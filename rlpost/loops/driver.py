@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpost.cluster.workers import gather
-from rlpost.errors import BudgetError, DataError
 from rlpost.loops import report
 from rlpost.loops.batches import Batch, drop_reason, view_for
+from rlpost.loops.draws import book, check_draw_budget, draw_prompts
 from rlpost.loops.passes import Pass, check_delivered
 from rlpost.metrics import merge, results
-from rlpost.types import BatchView, GroupHandle, PassResult, Prompt, StoredBlock
+from rlpost.types import BatchView, GroupHandle, PassResult, StoredBlock
 
 if TYPE_CHECKING:
     from rlpost.checkpoint import Checkpointer
@@ -82,19 +81,19 @@ class Driver:
 
     # -- take a batch ------------------------------------------------------------------------
 
-    async def take_batch(self, *, max_draw_factor: float) -> Batch:
-        """Draws until the batch is full; what can't be trained is replaced exactly."""
+    async def take_batch(self, step: int, *, max_draw_factor: float) -> Batch:
+        """The batch of `step`: draws until it is full, replacing what can't be trained."""
         wanted = self.schedule.prompts_per_step
         kept: list[GroupHandle] = []
         dropped: list[tuple[GroupHandle, str]] = []
         generate_s = 0.0
         started = time.monotonic()
         while len(kept) < wanted:
-            self._check_draw_budget(wanted, len(kept), dropped, max_draw_factor)
+            check_draw_budget(step, wanted, len(kept), dropped, max_draw_factor)
             generate_s += await self._draw_round(wanted - len(kept), kept, dropped)
         # Scoring runs beside generation; what counts is the time it adds after the last answer.
         reward_s = max(0.0, time.monotonic() - started - generate_s)
-        return Batch.of(self.step, kept, dropped, generate_s=generate_s, reward_s=reward_s)
+        return Batch.of(step, kept, dropped, generate_s=generate_s, reward_s=reward_s)
 
     async def _draw_round(
         self, count: int, kept: list[GroupHandle], dropped: list[tuple[GroupHandle, str]]
@@ -103,29 +102,17 @@ class Driver:
         prompts = draw_prompts(self.ledger, count)
         groups = await self.rollouts.generate(prompts, policy_version=self.policy_version)
         for group in groups:
-            reason = drop_reason(group, scored=self.scored, drop_constant=self.drop_constant)
-            settle(self.ledger, group, reason)
-            if reason:
+            if reason := self.settle(group):
                 dropped.append((group, reason))
             else:
                 kept.append(group)
         return max(group.generate_s for group in groups)
 
-    def _check_draw_budget(
-        self,
-        wanted: int,
-        kept: int,
-        dropped: Sequence[tuple[GroupHandle, str]],
-        max_draw_factor: float,
-    ) -> None:
-        drawn = kept + len(dropped)
-        if drawn > wanted * max_draw_factor:
-            reasons = sorted({reason for _, reason in dropped})
-            raise BudgetError(
-                f"step {self.step + 1}: {len(dropped)} of {drawn} prompts were dropped "
-                f"({', '.join(reasons)}) and the batch still lacks {wanted - kept} of {wanted}; "
-                f"look at samples/ and the reward, or raise loop.max_draw_factor"
-            )
+    def settle(self, group: GroupHandle) -> str:
+        """Books a finished group; returns why it is dropped, or "" when it can be trained."""
+        reason = drop_reason(group, scored=self.scored, drop_constant=self.drop_constant)
+        book(self.ledger, group, reason)
+        return reason
 
     # -- passes and training -----------------------------------------------------------------
 
@@ -173,7 +160,35 @@ class Driver:
             num_visits=num_visits,
         )
 
+    # -- the frame of a run ------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.schedule.num_steps
+
+    async def start(self) -> None:
+        """Gives the engines the actor's weights, compared in full, and evaluates a fresh run."""
+        await self.publish(full=True)
+        if not self.resumed:
+            await self.eval_if_due()
+            self.recorder.flush(self.step)
+
+    async def finish_step(
+        self, batch: Batch, metrics: dict[str, float], *, staleness: float
+    ) -> None:
+        """Records the step, saves and evaluates if due."""
+        self.record(batch, metrics, staleness=staleness)
+        await self.write_samples(batch)
+        await self.save_if_due()
+        await self.eval_if_due()
+        self.recorder.flush(self.step)
+
     # -- publish, save, eval -----------------------------------------------------------------
+
+    async def publish_update(self) -> None:
+        """The optimizer's last update becomes a policy version, and reaches the engines."""
+        self.policy_version += 1
+        await self.publish()
 
     async def publish(self, *, full: bool = False) -> None:
         """One weight-update transaction: engines serve `policy_version` when it returns."""
@@ -278,24 +293,3 @@ class Driver:
         stops = [worker.call("shutdown", deadline_s=10.0) for worker in self.engines]
         stops.append(self.rollouts.worker.call("close", deadline_s=10.0))
         await asyncio.gather(*stops, return_exceptions=True)
-
-
-def draw_prompts(ledger: Ledger, count: int) -> list[Prompt]:
-    """Draws and leases `count` prompts. Raises DataError when the data has ended."""
-    prompts = []
-    for _ in range(count):
-        prompt = ledger.draw()
-        if prompt is None:
-            raise DataError(f"the data ended after {ledger.num_drawn} prompts; raise num_epochs")
-        ledger.move(prompt.key, "leased")
-        prompts.append(prompt)
-    return prompts
-
-
-def settle(ledger: Ledger, group: GroupHandle, reason: str) -> None:
-    """Moves a finished group on: admitted, filtered (scored but unusable) or failed."""
-    if group.failure:
-        ledger.move(group.prompt_key, "failed")
-        return
-    for state in ("generated", "scored", "filtered" if reason else "admitted"):
-        ledger.move(group.prompt_key, state)

@@ -26,7 +26,26 @@ class Rollouts:
         policy_version: int,
     ) -> list[GroupHandle]:
         """Scored groups in the order of `prompts`; all are submitted before any is awaited."""
-        keys = await self.worker.call(
+        keys = await self.begin(
+            prompts,
+            group_size=group_size,
+            sampling=sampling,
+            record=record,
+            policy_version=policy_version,
+        )
+        return await gather(self.finish(key) for key in keys)
+
+    async def begin(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int | None = None,
+        sampling: Sampling | None = None,
+        record: str = "train",
+        policy_version: int,
+    ) -> list[str]:
+        """Submits the prompts' requests in order; returns the keys to `finish` them with."""
+        keys: list[str] = await self.worker.call(
             "begin",
             list(prompts),
             group_size=group_size or self._group_size,
@@ -35,7 +54,7 @@ class Rollouts:
             policy_version=policy_version,
             deadline_s=self._deadline_s,
         )
-        return await gather(self.finish(key) for key in keys)
+        return keys
 
     async def finish(self, key: str) -> GroupHandle:
         group: GroupHandle = await self.worker.call("finish", key, deadline_s=self._deadline_s)

@@ -29,22 +29,16 @@ class SyncLoop:
         self.config = config
 
     async def run(self, driver: Driver) -> None:
-        await driver.publish(full=True)
-        if not driver.resumed:
-            await driver.eval_if_due()
-            driver.recorder.flush(driver.step)
-        while driver.step < driver.schedule.num_steps:
+        await driver.start()
+        while not driver.finished:
             with driver.recorder.span("step"):
-                batch = await driver.take_batch(max_draw_factor=self.config.max_draw_factor)
-                batch, metrics = await self._train(driver, batch)
+                batch = await driver.take_batch(
+                    driver.step, max_draw_factor=self.config.max_draw_factor
+                )
                 staleness = report.staleness_max(batch, driver.policy_version)
-                driver.policy_version += 1
+                batch, metrics = await self._train(driver, batch)
                 await self._publish(driver)
-            driver.record(batch, metrics, staleness=staleness)
-            await driver.write_samples(batch)
-            await driver.save_if_due()
-            await driver.eval_if_due()
-            driver.recorder.flush(driver.step)
+            await driver.finish_step(batch, metrics, staleness=staleness)
         await driver.wait_for_samples()
 
     async def _train(self, driver: Driver, batch: Batch) -> tuple[Batch, dict[str, float]]:
@@ -57,4 +51,4 @@ class SyncLoop:
         if self.config.colocate:
             await driver.actor.group.call("offload", deadline_s=300.0)
             await gather(engine.call("wake", deadline_s=300.0) for engine in driver.engines)
-        await driver.publish()
+        await driver.publish_update()

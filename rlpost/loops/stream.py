@@ -1,0 +1,190 @@
+"""A stream of scored groups under a staleness bound.
+
+Letters: P prompts of a batch, u steps between weight updates, S the bound, v the policy version.
+
+At dispatch: group number n (of those that were not dropped) will be trained in batch n // P, when
+the trainer's version is (n // P) // u. Its staleness then is at most S if
+
+    n < (v + S + 1) * u * P                                              [AReaL, arXiv:2505.24298]
+
+at the version v under which it starts. Groups overtake each other, so the bound is checked again
+at consumption: `drop` evicts a group that is too old and draws another; `wait` lets the trainer
+wait for running groups that would be too old after the next update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlpost.data.ledger import Ledger
+from rlpost.loops.batches import Batch
+from rlpost.loops.draws import check_draw_budget, draw_prompts
+from rlpost.types import GroupHandle, Prompt
+
+OnStale = Literal["drop", "wait"]
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """The numbers of the bound (letters above); `num_steps` batches are made in all."""
+
+    num_steps: int
+    first_step: int
+    prompts_per_step: int
+    update_weights_interval: int
+    max_staleness: int
+    on_stale: OnStale
+    max_draw_factor: float
+
+
+@dataclass
+class Source:
+    """What the stream asks of the driver."""
+
+    ledger: Ledger
+    begin: Callable[[list[Prompt], int], Awaitable[list[str]]]
+    finish: Callable[[str], Awaitable[GroupHandle]]
+    settle: Callable[[GroupHandle], str]
+
+
+@dataclass
+class RolloutStream:
+    """Groups in flight and groups that are ready.
+
+    Tasks: `_pump` is woken when room appears and begins groups; one `_follow` per group waits for
+    it. Both end with `close`; the error of any is raised by `take`.
+    """
+
+    settings: StreamSettings
+    source: Source
+    version: int
+    _ready: list[GroupHandle] = field(default_factory=list)
+    _dropped: list[tuple[GroupHandle, str]] = field(default_factory=list)
+    _started_at: dict[str, int] = field(default_factory=dict)  # key -> version, of those in flight
+    _place: dict[str, int] = field(default_factory=dict)  # key -> order of drawing
+    _num_drawn: int = 0
+    _num_taken: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _error: BaseException | None = None
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self) -> None:
+        self._spawn(self._pump())
+        self._room.set()
+
+    def published(self, version: int) -> None:
+        """The engines serve `version` now: there may be room for more groups."""
+        self.version = version
+        self._room.set()
+
+    @property
+    def num_room(self) -> int:
+        """How many groups may begin now."""
+        s = self.settings
+        reachable = (self.version + s.max_staleness + 1) * s.update_weights_interval
+        first = self._first_version * s.update_weights_interval
+        batches = min(reachable - first, s.num_steps - s.first_step)
+        held = self._num_taken + len(self._ready) + len(self._started_at)
+        return batches * s.prompts_per_step - held
+
+    def __post_init__(self) -> None:
+        self._first_version = self.version
+
+    async def take(self, step: int) -> Batch:
+        """P groups, oldest first; all are within the bound at the present version."""
+        while not self._complete():
+            self._news.clear()
+            await self._news.wait()
+        self._ready.sort(key=lambda group: (group.oldest_version, self._place[group.prompt_key]))
+        size = self.settings.prompts_per_step
+        chosen, self._ready = self._ready[:size], self._ready[size:]
+        chosen.sort(key=lambda group: self._place[group.prompt_key])
+        self._num_taken += size
+        dropped, self._dropped = self._dropped, []
+        return Batch.of(
+            step,
+            chosen,
+            dropped,
+            generate_s=max(group.generate_s for group in chosen),
+            reward_s=max(group.reward_s for group in chosen),
+        )
+
+    def _complete(self) -> bool:
+        """Whether a batch can be taken; evicts what is too old. Raises the error of any task."""
+        if self._error is not None:
+            raise self._error
+        self._evict()
+        if len(self._ready) < self.settings.prompts_per_step:
+            return False
+        oldest = self.version - self.settings.max_staleness
+        waited_for = [key for key, version in self._started_at.items() if version <= oldest]
+        return self.settings.on_stale == "drop" or not waited_for
+
+    def _evict(self) -> None:
+        oldest = self.version - self.settings.max_staleness
+        stale = [group for group in self._ready if group.oldest_version < oldest]
+        for group in stale:
+            self._ready.remove(group)
+            self.source.ledger.move(group.prompt_key, "evicted")
+            self._dropped.append((group, "too_stale"))
+        if stale:
+            self._room.set()
+
+    async def _pump(self) -> None:
+        while True:
+            await self._room.wait()
+            self._room.clear()
+            if (room := self.num_room) > 0:
+                await self._begin(room)
+
+    async def _begin(self, count: int) -> None:
+        prompts = draw_prompts(self.source.ledger, count)
+        version = self.version
+        for prompt in prompts:
+            self._started_at[prompt.key] = version
+            self._place[prompt.key] = self._num_drawn
+            self._num_drawn += 1
+        for key in await self.source.begin(prompts, version):
+            self._spawn(self._follow(key))
+
+    async def _follow(self, key: str) -> None:
+        group = await self.source.finish(key)
+        del self._started_at[key]
+        if reason := self.source.settle(group):
+            self._dropped.append((group, reason))
+            self._check_budget()
+            self._room.set()
+        else:
+            self._ready.append(group)
+        self._news.set()
+
+    def _check_budget(self) -> None:
+        check_draw_budget(
+            self._num_taken // self.settings.prompts_per_step,
+            self.settings.prompts_per_step,
+            len(self._ready),
+            self._dropped,
+            self.settings.max_draw_factor,
+        )
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._error = self._error or task.exception()
+            self._news.set()
+
+    async def close(self) -> None:
+        """Cancels what still runs."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
