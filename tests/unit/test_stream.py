@@ -1,0 +1,176 @@
+"""The stream of groups: bound, exact refill, order, errors. Generation is faked, time is not."""
+
+import asyncio
+import random
+
+import pytest
+
+from rlpost.data.ledger import Ledger
+from rlpost.errors import BudgetError, EngineError
+from rlpost.loops.draws import book
+from rlpost.loops.report import staleness_max
+from rlpost.loops.stream import RolloutStream, Source, StreamSettings
+from rlpost.types import GroupHandle, Prompt
+
+PROMPTS_PER_STEP = 4
+
+
+class Prompts:
+    """An endless enough data set."""
+
+    name = "fake"
+
+    def __len__(self):
+        return 1000
+
+    def get(self, epoch, index):
+        return Prompt(f"p{index}", epoch, index, text="x")
+
+
+class Engines:
+    """Answers each prompt after a while, under the version it was begun with."""
+
+    def __init__(self, *, seconds=lambda key: 0.0, drop=lambda key: False, fail=()):
+        self.ledger = Ledger(Prompts(), num_epochs=None, num_prompts=None)
+        self.seconds, self.drop, self.fail = seconds, drop, fail
+        self.versions = {}
+        self.begun = []  # sizes of the calls of begin
+
+    async def begin(self, prompts, version):
+        self.begun.append(len(prompts))
+        self.versions.update((prompt.key, version) for prompt in prompts)
+        return [prompt.key for prompt in prompts]
+
+    async def finish(self, key):
+        await asyncio.sleep(self.seconds(key))
+        if key in self.fail:
+            raise EngineError(f"engine lost {key}")
+        return GroupHandle(
+            prompt_key=key, sample_ids=(f"{key}#0",), block=None, rewards=(1.0,),
+            accuracies=(1.0,), lengths=(3,), loss_tokens=(2,), finish_reasons=("stop",),
+            oldest_version=self.versions[key], verdict_counts={}, generate_s=0.0, reward_s=0.0,
+        )  # fmt: skip
+
+    def settle(self, group):
+        reason = "constant_reward" if self.drop(group.prompt_key) else ""
+        book(self.ledger, group, reason)
+        return reason
+
+
+def stream_of(engines, *, num_steps=12, max_staleness=1, on_stale="wait", interval=1, factor=50.0):
+    settings = StreamSettings(
+        num_steps=num_steps,
+        first_step=0,
+        prompts_per_step=PROMPTS_PER_STEP,
+        update_weights_interval=interval,
+        max_staleness=max_staleness,
+        on_stale=on_stale,
+        max_draw_factor=factor,
+    )
+    source = Source(engines.ledger, engines.begin, engines.finish, engines.settle)
+    return RolloutStream(settings, source, version=0)
+
+
+async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002):
+    """Takes and trains all batches; returns (batches, staleness of each)."""
+    stream.start()
+    batches, staleness, version = [], [], 0
+    for step in range(num_steps):
+        batch = await asyncio.wait_for(stream.take(step), 5)
+        staleness.append(staleness_max(batch, version))
+        await asyncio.sleep(train_s)
+        for group in batch.groups:
+            engines.ledger.move(group.prompt_key, "trained")
+        engines.ledger.check()
+        batches.append(batch)
+        if (step + 1) % interval == 0:
+            version += 1
+            stream.published(version)
+    await stream.close()
+    return batches, staleness
+
+
+def long_tailed(key):
+    """Most answers take 1 ms, every tenth takes 20."""
+    return random.Random(key).choice([0.001] * 9 + [0.02])
+
+
+@pytest.mark.parametrize("on_stale", ["drop", "wait"])
+@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("bound", [0, 1, 4])
+async def test_no_batch_exceeds_the_bound_with_very_unequal_answers(bound, interval, on_stale):
+    engines = Engines(seconds=long_tailed)
+    stream = stream_of(engines, max_staleness=bound, on_stale=on_stale, interval=interval)
+    _, staleness = await train(stream, engines, interval=interval)
+    assert max(staleness) <= bound
+
+
+async def test_a_bound_above_zero_is_used():
+    engines = Engines(seconds=long_tailed)
+    _, staleness = await train(stream_of(engines, max_staleness=4), engines)
+    assert max(staleness) > 0
+
+
+async def test_waiting_evicts_nothing():
+    engines = Engines(seconds=long_tailed)
+    batches, _ = await train(stream_of(engines, on_stale="wait"), engines)
+    assert not any(batch.dropped for batch in batches)
+    assert engines.ledger.counts["evicted"] == 0
+
+
+async def test_dropping_evicts_what_is_too_old_and_says_so():
+    engines = Engines(seconds=lambda key: 0.05 if key.startswith("p1@") else 0.001)
+    batches, _ = await train(
+        stream_of(engines, num_steps=60, on_stale="drop"), engines, num_steps=60
+    )
+    reasons = [(group.prompt_key, reason) for batch in batches for group, reason in batch.dropped]
+    assert reasons == [("p1@0", "too_stale")]
+    assert engines.ledger.counts["evicted"] == 1
+
+
+async def test_a_slow_group_does_not_hold_back_groups_that_are_ready():
+    engines = Engines(seconds=lambda key: 3.0 if key.startswith("p0@") else 0.001)
+    stream = stream_of(engines, max_staleness=4, on_stale="drop")
+    stream.start()
+    batch = await asyncio.wait_for(stream.take(0), 1)
+    await stream.close()
+    assert "p0@0" not in [group.prompt_key for group in batch.groups]
+
+
+async def test_bound_zero_trains_the_batches_of_the_sync_loop_in_its_order():
+    engines = Engines(seconds=long_tailed)
+    batches, _ = await train(stream_of(engines, max_staleness=0), engines)
+    drawn = [group.prompt_key for batch in batches for group in batch.groups]
+    assert drawn == [f"p{row}@0" for row in range(12 * PROMPTS_PER_STEP)]
+    assert engines.begun == [PROMPTS_PER_STEP] * 12
+
+
+async def test_dropped_groups_are_replaced_exactly_and_the_surplus_is_kept():
+    engines = Engines(seconds=long_tailed, drop=lambda key: hash_of(key) % 3 == 0)
+    batches, _ = await train(stream_of(engines, max_staleness=4), engines)
+    assert all(len(batch.groups) == PROMPTS_PER_STEP for batch in batches)
+    counts = engines.ledger.counts
+    assert counts["trained"] == 12 * PROMPTS_PER_STEP
+    assert engines.ledger.num_drawn == counts["trained"] + counts["filtered"]
+
+
+def hash_of(key):
+    return random.Random(key).randrange(1000)
+
+
+async def test_no_more_groups_are_drawn_than_the_run_will_train():
+    engines = Engines()
+    await train(stream_of(engines, num_steps=3, max_staleness=4), engines, num_steps=3)
+    assert engines.ledger.num_drawn == 3 * PROMPTS_PER_STEP
+
+
+async def test_an_error_in_any_group_ends_the_run_with_that_error():
+    engines = Engines(fail={"p2@0"})
+    with pytest.raises(EngineError, match="engine lost p2@0"):
+        await train(stream_of(engines), engines)
+
+
+async def test_dropping_everything_stops_the_run():
+    engines = Engines(drop=lambda key: True)
+    with pytest.raises(BudgetError, match="constant_reward"):
+        await train(stream_of(engines, factor=4.0), engines)
