@@ -21,7 +21,7 @@ from rlpost.algorithms.grpo import Grpo, GrpoConfig
 from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.options import LrScheduleConfig, OptimizerConfig
 from rlpost.trainers.megatron.rank import MegatronRank, MegatronRankConfig
-from rlpost.types import BatchScalars, BatchView, SampleBlock
+from rlpost.types import BatchScalars, BatchView, SampleBlock, StoredBlock
 
 CONF = Path(__file__).parents[1] / "conf"
 VOCAB = 101
@@ -87,7 +87,7 @@ def view_of(
     ids = block.sample_ids
     return BatchView(
         step=0,
-        blocks=(block, *extra),
+        blocks=(StoredBlock(block, block.sample_ids), *extra),
         scalars=BatchScalars(
             sample_ids=ids,
             group_ids=tuple(name.split("#")[0] for name in ids),

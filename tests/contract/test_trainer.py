@@ -187,8 +187,8 @@ def test_a_reference_computes_the_same_log_probs_as_the_actor(ranks: Ranks, mode
     actor = only(ranks.call("compute_logprobs", view, "old_logprobs"))
     ranks.start(trainer_config(), model=model, algorithm=None)
     reference = only(ranks.call("compute_logprobs", view, "ref_logprobs"))
-    columns = actor.block.tokens["old_logprobs"], reference.block.tokens["ref_logprobs"]
-    torch.testing.assert_close(*map(torch.from_numpy, columns), rtol=0, atol=0, equal_nan=True)
+    blocks = actor.block.ref.tokens["old_logprobs"], reference.block.ref.tokens["ref_logprobs"]
+    torch.testing.assert_close(*map(torch.from_numpy, blocks), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_logprobs_equal_transformers_and_are_nan_off_the_loss_tokens(
         shares = [[ROWS[:5], ROWS[5:]]]
     ranks.start(trainer_config(**sizes), model=model, algorithm=None, temperature=0.7)
     found = ranks.call("compute_logprobs", view_of(BLOCK, shares), "ref_logprobs")
-    columns = dict(row for part in found if part.block is not None for row in part.block.rows())
+    columns = dict(row for part in found if part.block is not None for row in part.block.ref.rows())
     assert sorted(columns) == sorted(BLOCK.sample_ids)
     for name, row in BLOCK.rows():
         expected = transformers_logprobs(row["token_ids"], temperature=0.7)
@@ -212,6 +212,35 @@ def test_a_nan_gradient_on_one_rank_skips_the_step_on_all_and_is_counted(
     assert two.call("parameters_hash") == before
     with pytest.raises(BudgetError, match=r"max_skipped_steps \(2\)"):
         two.call("train", view_of(BLOCK, ON_TWO))
+
+
+def test_a_sample_without_reward_is_not_trained_at_all(two: Ranks, model: Path) -> None:
+    """Not by its KL or entropy either, and the totals do not count it."""
+    block = rollouts(seed=0)
+    block.scalars["reward"][[0, 7]] = np.nan
+    left = [[[row for row in share if row not in (0, 7)] for share in step] for step in ON_TWO]
+    found = []
+    for shares in (ON_TWO, left):
+        two.start(trainer_config(dp=2), model=model, algorithm=grpo())
+        found.append((train(two, with_passes(two, block, shares)), tensors(two)))
+    assert_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("visits", [1, 2])
+def test_the_advantages_of_all_rows_are_handed_back_once(
+    two: Ranks, model: Path, visits: int
+) -> None:
+    two.start(trainer_config(dp=2), model=model, algorithm=grpo())
+    results = two.call("train", with_passes(two, BLOCK, ON_TWO * visits))
+    found = dict(row for part in results for row in part.block.ref.rows())
+    assert sorted(found) == sorted(BLOCK.sample_ids)
+    rewards = dict(zip(BLOCK.sample_ids, BLOCK.scalars["reward"], strict=True))
+    for name, row in BLOCK.rows():
+        values = found[name]["advantages"]
+        assert np.isnan(values[row["loss_mask"] == 0]).all()
+        group = [rewards[other] for other in rewards if other.split("#")[0] == name.split("#")[0]]
+        better = rewards[name] > np.mean(group)
+        assert ((values[row["loss_mask"] == 1] > 0) == better).all()
 
 
 def test_supervised_training_needs_no_passes_and_lowers_the_loss(one: Ranks, model: Path) -> None:

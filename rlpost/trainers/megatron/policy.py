@@ -8,27 +8,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from rlpost.algorithms.base import Algorithm
 from rlpost.engines.base import WeightChunk
 from rlpost.errors import BudgetError, TrainerError
 from rlpost.metrics import Metric, mean, merge
-from rlpost.trainers.base import TrainResult, split_rows
+from rlpost.trainers.base import TrainResult
 from rlpost.trainers.megatron import converter, device, export, hf_io, offload, rows, state, step
 from rlpost.trainers.megatron import optimizer as optimizers
 from rlpost.trainers.megatron.forward import Head, check_token_ids, run_micro_batches
 from rlpost.trainers.megatron.layout import Layout
 from rlpost.trainers.megatron.model import build_model
 from rlpost.trainers.megatron.options import learning_rate
-from rlpost.trainers.megatron.packing import PackedBatch, Row, dummy, unpack
-from rlpost.types import Array, BatchView, PassResult, SampleBlock
+from rlpost.trainers.megatron.packing import PackedBatch, Row, dummy
+from rlpost.types import Array, BatchView, PassResult, StoredBlock
 
 if TYPE_CHECKING:
     from rlpost.trainers.megatron.rank import MegatronRankConfig
 
 FORWARD_COLUMNS = ("token_ids", "loss_mask")
+
+Minibatch = tuple[tuple[str, ...], ...]  # sample ids of each data-parallel rank
+Share = list[tuple[PackedBatch, step.Targets]]  # this rank's part of an optimizer step
 
 
 class Policy:
@@ -78,10 +80,15 @@ class Policy:
         rows.check_view(view, data_size=self.layout.data_size)
         by_name = self._read(view, FORWARD_COLUMNS)
         batches = self._pack(list(by_name), by_name, columns=())
-        block = None
-        if batches:
-            block = self._block(batches, self._forward(batches), column)
+        logprobs = self._forward(batches) if batches else []
+        block = self._stored(batches, logprobs, column)
         return PassResult(block=block, metrics={}, seconds=time.perf_counter() - started)
+
+    def _stored(
+        self, batches: Sequence[PackedBatch], values: Sequence[Array], column: str
+    ) -> StoredBlock | None:
+        """The new column of this data-parallel share, from the one rank that owns its results."""
+        return rows.store_column(batches, values, column) if self.layout.owns_results else None
 
     @torch.no_grad()
     def _forward(self, batches: Sequence[PackedBatch]) -> list[Array]:
@@ -93,23 +100,6 @@ class Policy:
         self.model.train()
         return collected
 
-    def _block(
-        self, batches: Sequence[PackedBatch], logprobs: Sequence[Any], column: str
-    ) -> Any | None:
-        """Reference to the new column on the rank that owns the share's results, else None."""
-        from rlpost.cluster import store
-
-        if not self.layout.owns_results:
-            return None
-        parts = [unpack(batch, values) for batch, values in zip(batches, logprobs, strict=True)]
-        return store.put(
-            SampleBlock(
-                sample_ids=tuple(name for batch in batches for name in batch.sample_ids),
-                lengths=np.concatenate([lengths for _, lengths in parts]),
-                tokens={column: np.concatenate([values for values, _ in parts])},
-            )
-        )
-
     def train(self, view: BatchView) -> TrainResult:
         """Raises TrainerError for an impossible batch, BudgetError after too many skipped steps."""
         started = time.perf_counter()
@@ -117,35 +107,49 @@ class Policy:
         rows.check_view(view, data_size=self.layout.data_size)
         columns = ("rollout_logprobs", *algorithm.passes)
         by_name = self._read(view, FORWARD_COLUMNS + columns)
-        outcome = step.outcomes(algorithm, view.scalars)
-        loss_tokens = dict(zip(view.scalars.sample_ids, view.scalars.loss_tokens, strict=True))
+        shares = self._shares(view, by_name, columns)
         skipped = self.counters.skipped_steps
-        parts = []
-        for index, share in enumerate(split_rows(view, self.layout.data_rank)):
-            batches = self._pack(share, by_name, columns=columns)
-            rows.check_loss_tokens(batches, loss_tokens)
-            names = [name for names in view.minibatches[index] for name in names]
-            totals = step.Totals(sum(loss_tokens[name] for name in names), len(names))
-            parts.append(self._optimizer_step(batches, outcome=outcome, totals=totals))
+        parts = [self._optimizer_step(shares[minibatch]) for minibatch in view.minibatches]
+        pairs = [(b, t.advantages_M.cpu().numpy()) for share in shares.values() for b, t in share]
         return TrainResult(
             metrics=merge(parts),
             skipped_steps=self.counters.skipped_steps - skipped,
             seconds=time.perf_counter() - started,
+            block=self._stored([b for b, _ in pairs], [a for _, a in pairs], "advantages"),
         )
+
+    def _shares(
+        self, view: BatchView, by_name: dict[str, Row], columns: Sequence[str]
+    ) -> dict[Minibatch, Share]:
+        """This rank's part of each different minibatch; a batch may be visited several times.
+
+        Advantages are made from the whole batch, weights from one minibatch.
+        """
+        algorithm = self._trained_by()
+        outcome = step.outcomes(algorithm, view.scalars)
+        loss_tokens = rows.loss_tokens_of(view, outcome)
+        packed = {}
+        for minibatch in dict.fromkeys(view.minibatches):
+            mine = [name for name in minibatch[self.layout.data_rank] if name in loss_tokens]
+            packed[minibatch] = self._pack(mine, by_name, columns=columns)
+            rows.check_loss_tokens(packed[minibatch], loss_tokens)
+        whole = [batch for batches in packed.values() for batch in batches]
+        advantages = iter(step.advantages(algorithm, whole, outcome=outcome, layout=self.layout))
+        shares = {}
+        for minibatch, batches in packed.items():
+            weights = step.weights(algorithm, batches, step.totals(minibatch, loss_tokens))
+            targets = [step.Targets(next(advantages), weights_M) for weights_M in weights]
+            shares[minibatch] = list(zip(batches, targets, strict=True))
+        return shares
 
     def _trained_by(self) -> Algorithm:
         if self.algorithm is None:
             raise TrainerError("this role has no algorithm and can't be trained; train the actor")
         return self.algorithm
 
-    def _optimizer_step(
-        self, batches: list[PackedBatch], *, outcome: Mapping[str, float], totals: step.Totals
-    ) -> Mapping[str, Metric]:
+    def _optimizer_step(self, share: Share) -> Mapping[str, Metric]:
         algorithm = self._trained_by()
-        targets = step.targets(
-            algorithm, batches, outcome=outcome, totals=totals, layout=self.layout
-        )
-        of_batch = {id(batch): target for batch, target in zip(batches, targets, strict=True)}
+        of_batch = {id(batch): target for batch, target in share}
 
         def loss(hidden: torch.Tensor, batch: PackedBatch) -> tuple[torch.Tensor, Any]:
             target = of_batch.get(id(batch))
@@ -153,7 +157,7 @@ class Policy:
 
         self.wrapped.zero_grad_buffer()
         self.optimizer.zero_grad()
-        work = batches or [dummy(multiple=self.multiple)]
+        work = [batch for batch, _ in share] or [dummy(multiple=self.multiple)]
         parts = run_micro_batches(self.wrapped, work, loss, train=True)
         measured = self._apply_gradients()
         return merge([*parts, measured]) if self.layout.owns_results else {}

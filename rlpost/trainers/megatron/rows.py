@@ -1,14 +1,17 @@
-"""From a batch view to this rank's packed micro-batches."""
+"""From a batch view to this rank's packed micro-batches, and new columns back into the store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from rlpost.data.balance import budget_split
 from rlpost.errors import TrainerError
 from rlpost.trainers.base import split_rows
-from rlpost.trainers.megatron.packing import PackedBatch, Row, pack
-from rlpost.types import BatchView, join_blocks
+from rlpost.trainers.megatron.packing import PackedBatch, Row, pack, unpack
+from rlpost.types import Array, BatchView, SampleBlock, StoredBlock, join_blocks
 
 
 def read_rows(
@@ -20,17 +23,19 @@ def read_rows(
     """
     from rlpost.cluster import store
 
-    names = [name for share in split_rows(view, data_rank) for name in share]
+    names = list(dict.fromkeys(name for share in split_rows(view, data_rank) for name in share))
+    mine = set(names)
+    refs = [block.ref for block in view.blocks if not mine.isdisjoint(block.sample_ids)]
     try:
-        rows = join_blocks(store.fetch_all(view.blocks, deadline_s), names, columns)
+        rows = join_blocks(store.fetch_all(refs, deadline_s), names, columns)
     except ValueError as error:
         raise TrainerError(f"batch of step {view.step}: {error}") from error
     return dict(zip(names, rows, strict=True))
 
 
 def check_view(view: BatchView, *, data_size: int) -> None:
-    """Raises TrainerError: ranks without a share, or no loss tokens, can't make a step."""
-    loss_tokens = dict(zip(view.scalars.sample_ids, view.scalars.loss_tokens, strict=True))
+    """Raises TrainerError when shares and ranks don't match, or scalars are missing."""
+    known = set(view.scalars.sample_ids)
     for index, shares in enumerate(view.minibatches):
         where = f"minibatch {index} of step {view.step}"
         if len(shares) != data_size:
@@ -38,11 +43,15 @@ def check_view(view: BatchView, *, data_size: int) -> None:
                 f"{where} has {len(shares)} shares for {data_size} data-parallel ranks; split "
                 "batches by the data_parallel_size of the role they go to"
             )
-        unknown = [name for share in shares for name in share if name not in loss_tokens]
+        unknown = [name for share in shares for name in share if name not in known]
         if unknown:
             raise TrainerError(f"{where}: samples without scalars: {', '.join(unknown[:3])}")
-        if not any(loss_tokens[name] for share in shares for name in share):
-            raise TrainerError(f"{where} has no token with loss_mask 1; drop it before training")
+
+
+def loss_tokens_of(view: BatchView, outcome: Mapping[str, float]) -> dict[str, int]:
+    """Sample id -> loss tokens, of the samples that are trained: an outcome of NaN is missing."""
+    counts = dict(zip(view.scalars.sample_ids, view.scalars.loss_tokens, strict=True))
+    return {name: count for name, count in counts.items() if not math.isnan(outcome[name])}
 
 
 def micro_batches(
@@ -60,6 +69,25 @@ def micro_batches(
         pack(part, [rows[name] for name in part], columns=columns, multiple=multiple)
         for part in parts
     ]
+
+
+def store_column(
+    batches: Sequence[PackedBatch], values: Sequence[Array], column: str
+) -> StoredBlock | None:
+    """Puts a per-token column of the batches' samples into the store: `values` [M] of each batch
+    at its loss tokens, NaN elsewhere. None without batches."""
+    from rlpost.cluster import store
+
+    if not batches:
+        return None
+    parts = [unpack(batch, filled) for batch, filled in zip(batches, values, strict=True)]
+    names = tuple(name for batch in batches for name in batch.sample_ids)
+    block = SampleBlock(
+        sample_ids=names,
+        lengths=np.concatenate([lengths for _, lengths in parts]),
+        tokens={column: np.concatenate([filled for filled, _ in parts])},
+    )
+    return StoredBlock(store.put(block), names)
 
 
 def check_loss_tokens(batches: Sequence[PackedBatch], loss_tokens: dict[str, int]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rlpost.algorithms.base import Algorithm, LossInputs, OutcomeInputs, TokenInputs
+from rlpost.errors import TrainerError
 from rlpost.metrics import Metric, mean
 from rlpost.trainers.megatron import device
 from rlpost.trainers.megatron.forward import Head
@@ -48,19 +49,34 @@ class Targets:
     weights_M: torch.Tensor
 
 
-def targets(
+def totals(shares: Sequence[Sequence[str]], loss_tokens: Mapping[str, int]) -> Totals:
+    """Of one optimizer step. Samples without `loss_tokens` are not trained and not counted.
+
+    Raises TrainerError when nothing is left: there is no mean over no tokens.
+    """
+    counts = [loss_tokens[name] for share in shares for name in share if name in loss_tokens]
+    if not sum(counts):
+        names = [name for share in shares for name in share]
+        raise TrainerError(
+            f"a minibatch of {len(names)} samples ({', '.join(names[:3])}, ...) has no token to "
+            "train: every loss_mask is 0 or reward missing; drop it before training"
+        )
+    return Totals(tokens=sum(counts), sequences=len(counts))
+
+
+def advantages(
     algorithm: Algorithm,
     batches: Sequence[PackedBatch],
     *,
     outcome: Mapping[str, float],
-    totals: Totals,
     layout: Layout,
-) -> list[Targets]:
-    """One for each of the rank's micro-batches. All data-parallel ranks call it, also without any.
+) -> list[torch.Tensor]:
+    """[M] for each of the rank's micro-batches of the whole batch.
 
-    Without an old_logprobs pass the algorithm gets NaN for them here: they are not known yet.
+    All data-parallel ranks call it, also without any micro-batch. Without an old_logprobs pass the
+    algorithm gets NaN for them here: they are not known yet.
     """
-    lengths_S = _tensor(np.concatenate([np.zeros(0, int), *(b.lengths_S for b in batches)]))
+    lengths_S = _lengths(batches)
     outcome_S = [outcome[name] for batch in batches for name in batch.sample_ids]
     advantages_M = algorithm.token_advantages(
         TokenInputs(
@@ -73,10 +89,23 @@ def targets(
             reduce_sum=layout.sum_over_data,
         )
     )
-    weights_M = algorithm.aggregation_weights(lengths_S, totals.tokens, totals.sequences)
-    sizes = [batch.num_loss_tokens for batch in batches]
-    parts = zip(*(torch.split(x.float(), sizes) for x in (advantages_M, weights_M)), strict=True)
-    return [Targets(advantages_M=advantages, weights_M=weights) for advantages, weights in parts]
+    return _cut(advantages_M, batches)
+
+
+def weights(
+    algorithm: Algorithm, batches: Sequence[PackedBatch], totals: Totals
+) -> list[torch.Tensor]:
+    """[M] for each of the rank's micro-batches of one optimizer step."""
+    weights_M = algorithm.aggregation_weights(_lengths(batches), totals.tokens, totals.sequences)
+    return _cut(weights_M, batches)
+
+
+def _lengths(batches: Sequence[PackedBatch]) -> torch.Tensor:
+    return _tensor(np.concatenate([np.zeros(0, np.int64), *(b.lengths_S for b in batches)]))
+
+
+def _cut(values_M: torch.Tensor, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
+    return list(torch.split(values_M.float(), [batch.num_loss_tokens for batch in batches]))
 
 
 def loss(
