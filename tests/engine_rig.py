@@ -24,7 +24,7 @@ from rlpost.weight_sync.transaction import WeightSync, WeightSyncConfig
 
 EOS = 1
 VOCAB = 100  # vLLM pads it to 128
-MAX_LEN = 160
+MAX_LEN = 500
 
 
 def qwen2_folder(path: Path, *, seed: int) -> Path:
@@ -142,7 +142,12 @@ def engine_config(**changes: Any) -> VllmEngineConfig:
         "num_gpus_per_engine": 0.0,
         "threads_per_engine": 1,
         "start_deadline_s": 240.0,
-        "vllm": {"enforce_eager": True, "kv_cache_memory_bytes": 16 << 20, "block_size": 32},
+        "vllm": {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 16 << 20,
+            "block_size": 32,
+            "enable_prefix_caching": True,
+        },
     }
     return VllmEngineConfig(**{**values, **changes})
 

@@ -115,6 +115,7 @@ class VllmEngine:
         self._version = 0
         self._num_tokens = 0
         self._num_requests = 0
+        self._num_cached = 0
 
     @property
     def env(self) -> dict[str, str]:
@@ -152,6 +153,7 @@ class VllmEngine:
         outputs = await self._book.outputs(request_ids)
         results = [generation(name, output) for name, output in outputs.items()]
         self._num_requests += len(results)
+        self._num_cached += sum(output.num_cached_tokens or 0 for output in outputs.values())
         self._num_tokens += sum(len(result.token_ids) for result in results)
         return results
 
@@ -231,10 +233,12 @@ class VllmEngine:
             await self._live.pause("keep")
 
     async def stats(self) -> dict[str, float]:
+        """Counts since the start; `cached_tokens`: prompt tokens served from the prefix cache."""
         return {
             "pending_requests": float(self._book.num_pending()),
             "finished_requests": float(self._num_requests),
             "generated_tokens": float(self._num_tokens),
+            "cached_tokens": float(self._num_cached),
             "policy_version": float(self._version),
         }
 

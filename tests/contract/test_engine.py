@@ -35,6 +35,7 @@ from rlpost.errors import EngineError, WeightSyncError
 
 pytestmark = pytest.mark.slow
 LAYOUTS = ("in_process", "async_llm")
+DELAYS = (0.1, 0.05, 0.02, 0.2, 0.4)  # seconds until requests are somewhere in the middle
 versions = count(1)
 names = map("r{}".format, count())
 
@@ -112,35 +113,35 @@ async def test_bad_requests_are_refused_by_name(engine: Worker) -> None:
 
 
 async def test_an_aborted_answer_keeps_its_tokens(engine: Worker) -> None:
-    whole = {
-        seed: answer.token_ids.tolist()
-        for seed, answer in enumerate(
-            await generate(
-                engine, [request(next(names), seed=seed, max_tokens=110) for seed in range(6)]
-            )
-        )
-    }
-    asked = [request(next(names), seed=seed, max_tokens=110) for seed in range(6)]
-    await call(engine, "submit", asked)
-    await asyncio.sleep(0.05)
-    ids = [item.request_id for item in asked]
-    await call(engine, "abort", ids)
-    answers = await call(engine, "collect", ids)
-    assert any(answer.finish_reason == "abort" for answer in answers)
-    for seed, answer in enumerate(answers):
-        tokens = answer.token_ids.tolist()
-        assert tokens == whole[seed][: len(tokens)] and len(tokens) == len(answer.logprobs)
+    def requests() -> list[Any]:
+        return [request(next(names), seed=seed, max_tokens=400) for seed in range(6)]
+
+    whole = [answer.token_ids.tolist() for answer in await generate(engine, requests())]
+    for delay in DELAYS:
+        asked = requests()
+        ids = [item.request_id for item in asked]
+        await call(engine, "submit", asked)
+        await asyncio.sleep(delay)
+        await call(engine, "abort", ids)
+        answers = await call(engine, "collect", ids)
+        cut = [item for item in answers if item.finish_reason == "abort" and len(item.token_ids)]
+        if cut:
+            break
+    assert cut
+    for tokens, answer in zip(whole, answers, strict=True):
+        assert answer.token_ids.tolist() == tokens[: len(answer.token_ids)]
+        assert len(answer.token_ids) == len(answer.logprobs) == len(answer.policy_versions)
 
 
 async def test_versions_mark_where_an_update_came_in_flight(
     engine: Worker, folders: dict[int, Path]
 ) -> None:
-    for _ in range(5):
+    for delay in DELAYS:
         old = next(versions)
         await push([engine], folders[1], old)
-        asked = [request(next(names), seed=seed, max_tokens=115) for seed in range(8)]
+        asked = [request(next(names), seed=seed, max_tokens=400) for seed in range(8)]
         await call(engine, "submit", asked)
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(delay)
         new = next(versions)
         await push([engine], folders[2], new)
         answers = await call(engine, "collect", [item.request_id for item in asked])
@@ -181,9 +182,14 @@ async def test_the_prefix_cache_is_dropped_at_commit(
     prompt = list(range(3, 99))  # three whole cache blocks
     await push([engine], folders[1], next(versions))
     await generate(engine, [request(next(names), tokens=prompt)])
+    before = await call(engine, "stats")
+    await generate(engine, [request(next(names), tokens=prompt)])
+    after = await call(engine, "stats")
+    assert after["cached_tokens"] - before["cached_tokens"] >= 64
     await push([engine], folders[2], next(versions))
     asked = request(next(names), tokens=prompt)
     (answer,) = await generate(engine, [asked])
+    assert (await call(engine, "stats"))["cached_tokens"] == after["cached_tokens"]
     assert distance_to_hf(folders[2], asked, answer) < 1e-4
 
 
@@ -253,7 +259,7 @@ async def test_both_layouts_answer_alike(
 
 async def test_a_killed_vllm_process_fails_everyone_quickly(engines: dict[str, Worker]) -> None:
     engine = engines["async_llm"]  # the last test: it does not come back
-    asked = [request(f"doomed{seed}", seed=seed, max_tokens=110) for seed in range(4)]
+    asked = [request(f"doomed{seed}", seed=seed, max_tokens=400) for seed in range(4)]
     await call(engine, "pause", "keep")
     await call(engine, "submit", asked)
     os.kill(core_process(await engine.pid()), signal.SIGKILL)
