@@ -66,7 +66,7 @@ def test_same_seed_gives_same_weights_and_leaves_the_global_rng_alone(folder, tm
 
 
 def test_tiny_model_refuses_heads_that_do_not_divide():
-    with pytest.raises(ValueError, match=r"hidden_size \(128\) .* num_heads \(5\)"):
+    with pytest.raises(ValueError, match=r"hidden_size \(256\) .* num_heads \(5\)"):
         tiny(num_heads=5)
     with pytest.raises(ValueError, match=r"num_key_value_heads \(3\)"):
         tiny(num_key_value_heads=3)
