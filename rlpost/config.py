@@ -24,6 +24,14 @@ Name = Annotated[str, Field(min_length=1, pattern=r"^[^\s/]+$")]
 
 
 @dataclass(frozen=True)
+class RoleConfig:
+    """A trainer role with a model and ranks of its own."""
+
+    model: Section
+    trainer: Section
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything the user decided. Shared keys first, then one section per config group.
 
@@ -53,6 +61,10 @@ class RunConfig:
     tracking: Section
     checkpoint: Section
     eval: Section | None
+    critic: RoleConfig | None
+    teachers: dict[str, RoleConfig]
+    distillation: Section | None
+    prm: Section | None
 
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.num_epochs is None):
@@ -72,7 +84,7 @@ class RunConfig:
 
 
 RUN_KEYS = tuple(field.name for field in fields(RunConfig))
-OPTIONAL_GROUPS = ("reward", "engine", "weight_sync", "eval")
+OPTIONAL_GROUPS = ("reward", "engine", "weight_sync", "eval", "critic", "distillation", "prm")
 ADDED_GROUPS = ("recipe",)  # chosen with `+group=option`; leave no key of their own
 
 
@@ -84,7 +96,7 @@ def load(node: DictConfig) -> RunConfig:
     values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
     named: dict[str, Any] = {str(key): value for key, value in values.items()}
-    named = {**dict.fromkeys(OPTIONAL_GROUPS), **named}
+    named = {**dict.fromkeys(OPTIONAL_GROUPS), "teachers": {}, **named}
     problems += unknown_keys(named)
     named = {key: value for key, value in named.items() if key in RUN_KEYS}
     validator = Validator(strings(named.get("trusted_prefixes")))

@@ -8,7 +8,7 @@ class RlpostError(Exception):
 
 
 class ConfigError(RlpostError):
-    """The configuration is wrong. `problems` holds one line per problem; all are reported at once."""
+    """The configuration is wrong. `problems`: one line each; all are reported at once."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)

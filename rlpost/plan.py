@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rlpost.config import RunConfig, build
 from rlpost.errors import ConfigError, DataError
+from rlpost.roles import trainer_roles
 from rlpost.validation import Section
 from rlpost.wording import join
 
@@ -114,16 +115,11 @@ def passes(config: RunConfig) -> tuple[str, ...]:
     return tuple(build(config.algorithm).passes)
 
 
-def needs_reference(config: RunConfig) -> bool:
-    """Whether a frozen copy of the model has to run beside the actor."""
-    return "ref_logprobs" in passes(config)
-
-
 def roles(config: RunConfig) -> Iterator[RoleShare]:
-    """Worker groups of the run. A trainer's ranks stand once per role that it plays."""
+    """Worker groups of the run."""
     pinned = getattr(config.cluster.config, "cores", {})
-    trainer = config.trainer.config
-    for role in ("actor", "reference") if needs_reference(config) else ("actor",):
+    for role, parts in trainer_roles(config).items():
+        trainer = parts.trainer.config
         yield RoleShare(
             role,
             trainer.world_size,

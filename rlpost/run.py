@@ -12,12 +12,13 @@ from typing import Any
 
 from rlpost.cluster.local import free_port, node_address
 from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
-from rlpost.config import RunConfig, Section, build
+from rlpost.config import RoleConfig, RunConfig, Section, build
 from rlpost.data.ledger import Ledger
 from rlpost.loops.driver import Driver, Role, Schedule
 from rlpost.loops.passes import plan_passes
 from rlpost.loops.rollouts import Rollouts
-from rlpost.plan import RunPlan, needs_reference
+from rlpost.plan import RunPlan
+from rlpost.roles import trainer_roles
 from rlpost.rollout.worker import RolloutWorker
 from rlpost.tracking.base import RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
@@ -41,11 +42,11 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
         tracker.start(run_name=config.run_name, run_dir=run_dir, params=config.plain())
         recorder = Recorder(tracker, timeline)
         with recorder.span("prepare_model"):
-            model_path = build(config.model).prepare(Path(config.output_dir))
+            model_paths = prepare_models(config)
         cluster = build(config.cluster, log_dir=run_dir / "logs")
         cluster.check_fits(placements(config))
         with cluster.running():
-            builder = Builder(config, plan, run_dir, model_path, cluster, recorder)
+            builder = Builder(config, plan, run_dir, model_paths, cluster, recorder)
             objective: float | None = asyncio.run(interruptible(builder.run()))
             return objective
 
@@ -82,13 +83,24 @@ def closing(tracker: Tracker) -> Iterator[None]:
         tracker.close(status)
 
 
+def prepare_models(config: RunConfig) -> dict[str, Path]:
+    """Role -> folder of its model, downloaded, converted or trained if it is not there yet."""
+    folders: list[tuple[Section, Path]] = []
+    paths: dict[str, Path] = {}
+    for role, parts in trainer_roles(config).items():
+        known = [folder for model, folder in folders if model == parts.model]
+        paths[role] = known[0] if known else build(parts.model).prepare(Path(config.output_dir))
+        folders.append((parts.model, paths[role]))
+    return paths
+
+
 def placements(config: RunConfig) -> dict[str, list[Placement]]:
     """Role -> one placement per worker, from the sections alone."""
-    trainer = config.trainer.config
-    rank = Placement(trainer.num_cpus_per_rank, trainer.num_gpus_per_rank, trainer.env)
-    demands = {"actor": [rank] * trainer.world_size}
-    if needs_reference(config):
-        demands["reference"] = [rank] * trainer.world_size
+    demands = {}
+    for role, parts in trainer_roles(config).items():
+        trainer = parts.trainer.config
+        rank = Placement(trainer.num_cpus_per_rank, trainer.num_gpus_per_rank, trainer.env)
+        demands[role] = [rank] * trainer.world_size
     if config.engine is not None:
         engine = config.engine.config
         replica = Placement(engine.num_cpus_per_engine, engine.num_gpus_per_engine, engine.env)
@@ -104,7 +116,7 @@ class Builder:
     config: RunConfig
     plan: RunPlan
     run_dir: Path
-    model_path: Path
+    model_paths: dict[str, Path]
     cluster: Any
     recorder: Recorder
 
@@ -166,30 +178,35 @@ class Builder:
         )
 
     async def start_roles(self) -> dict[str, Role]:
-        names = ["actor", "reference"] if needs_reference(self.config) else ["actor"]
-        started = await gather(self.start_role(name) for name in names)
-        return dict(zip(names, started, strict=True))
+        roles = trainer_roles(self.config)
+        started = await gather(self.start_role(role, parts) for role, parts in roles.items())
+        return dict(zip(roles, started, strict=True))
 
-    async def start_role(self, role: str) -> Role:
-        section = self.config.trainer
-        trainer = section.config
+    async def start_role(self, role: str, parts: RoleConfig) -> Role:
+        section, trainer = parts.trainer, parts.trainer.config
         workers = self.spawn(role)
         port = free_port()
-        for rank, worker in enumerate(workers):
-            spec = RankSpec(role, rank, trainer.world_size, node_address(), port)
-            await worker.create(
-                section.target, [trainer], self.rank_arguments(role, spec), deadline_s=120.0
+        specs = [
+            RankSpec(role, rank, trainer.world_size, node_address(), port)
+            for rank in range(len(workers))
+        ]
+        await gather(
+            worker.create(
+                section.target, [trainer], self.rank_arguments(spec, parts), deadline_s=120.0
             )
+            for worker, spec in zip(workers, specs, strict=True)
+        )
         group = WorkerGroup(role, workers)
         await group.call("setup", deadline_s=trainer.setup_deadline_s)
         return Role(group, trainer.data_parallel_size)
 
-    def rank_arguments(self, role: str, spec: RankSpec) -> Mapping[str, Any]:
+    def rank_arguments(self, spec: RankSpec, parts: RoleConfig) -> Mapping[str, Any]:
+        trained = spec.role == "actor"
         return {
             "spec": spec,
-            "model_path": str(self.model_path),
-            "dtype": self.config.model.config.dtype,
-            "algorithm": build(self.config.algorithm) if role == "actor" else None,
+            "model_path": str(self.model_paths[spec.role]),
+            "dtype": parts.model.config.dtype,
+            "algorithm": build(self.config.algorithm) if trained else None,
             "temperature": self.config.rollout.config.temperature,
             "seed": self.config.seed,
         }
@@ -201,7 +218,7 @@ class Builder:
 
     async def start_engine(self, section: Section, engine: Worker) -> None:
         arguments = {
-            "model_path": str(self.model_path),
+            "model_path": str(self.model_paths["actor"]),
             "dtype": self.config.model.config.dtype,
             "max_model_len": self.config.model.config.max_length,
             "rank": engine.rank,
@@ -213,7 +230,7 @@ class Builder:
     async def start_rollout(self, engines: list[Worker]) -> Worker:
         (worker,) = self.spawn("rollout")
         arguments = {
-            "model_path": str(self.model_path),
+            "model_path": str(self.model_paths["actor"]),
             "engines": engines,
             "reward": self.config.reward,
             "group_size": self.config.group_size,

@@ -22,6 +22,7 @@ ROWS = [
     "engines trainers",
     "cluster tracking",
     "algorithms distillation rewards prm data models",
+    "roles",
     "config metrics functional",
     "validation",
     "wording",

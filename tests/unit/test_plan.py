@@ -69,6 +69,10 @@ def run_config(**changes: Any) -> RunConfig:
         "resume_from": None,
         "plan": False,
         "trusted_prefixes": [],
+        "critic": None,
+        "teachers": {},
+        "distillation": None,
+        "prm": None,
     }
     groups = RunConfig.__dataclass_fields__.keys() - keys.keys()
     return RunConfig(**{**keys, **{name: section() for name in groups}, **changes})
