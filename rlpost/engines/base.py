@@ -68,7 +68,10 @@ class Engine(Protocol):
         """Weights whose kernels compute with other values than are stored; empty is good."""
 
     async def commit(self, version: int) -> None:
-        """Tokens sampled from now on carry `version`; drops the prefix cache."""
+        """Tokens sampled from now on carry `version`; drops the prefix cache.
+
+        The context of requests under way is computed again with the new weights.
+        """
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """log p(token_t | before) for t >= 1 of each sequence, at temperature 1."""
