@@ -20,7 +20,6 @@ from rlpost.errors import EngineError
 from rlpost.types import Array
 
 PROBE_S = 0.25  # how soon a dead vLLM process is noticed by calls that wait for it
-
 SHARED_FILES = "rlpost_shared_files"
 
 
@@ -28,6 +27,8 @@ class OwnProcesses:
     """Backend. `options` are AsyncEngineArgs; `name` is used in messages.
 
     Task per job `_follow`: consumes vLLM's outputs, produces the job's answer; ends with it.
+    Task `_watch`: sets `_dead` when vLLM's processes end, which wakes whoever waits for them.
+    Both are cancelled by shutdown().
     """
 
     def __init__(self, options: dict[str, Any], *, name: str) -> None:
@@ -37,7 +38,8 @@ class OwnProcesses:
         self._shared_files: set[str] = set()
         self._paused = False
         self._gate = asyncio.Lock()  # a submit's own short pause must not end a pause of the caller
-        self._followers: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dead: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -45,6 +47,8 @@ class OwnProcesses:
 
         arguments = AsyncEngineArgs(**self._options)
         self._engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
+        self._dead = asyncio.get_running_loop().create_future()
+        self._spawn(self._watch(self._engine, self._dead))
         await self._await(self._live.update_weight_version("0"))
         self._shared_files = {path for found in await self.rpc(SHARED_FILES) for path in found}
 
@@ -58,9 +62,10 @@ class OwnProcesses:
 
     async def pause(self, mode: PauseMode) -> None:
         async with self._gate:
-            how = "keep" if mode == "keep" else "wait"
-            await self._await(self._live.pause_generation(mode=how, clear_cache=False))
             self._paused = True
+        # Outside the gate: a drain takes long, and submits and a resume must get through.
+        how = "keep" if mode == "keep" else "wait"
+        await self._await(self._live.pause_generation(mode=how, clear_cache=False))
 
     async def resume(self) -> None:
         async with self._gate:
@@ -97,9 +102,10 @@ class OwnProcesses:
             await asyncio.to_thread(engine.shutdown)
         for path in self._shared_files:
             Path(path).unlink(missing_ok=True)
-        for task in list(self._followers):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._followers, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def _live(self) -> Any:
@@ -127,9 +133,12 @@ class OwnProcesses:
         except Exception as error:  # this request's own fault, or vLLM is gone
             job.fail(EngineError(f"{self._name}: request {job.request_id!r}: {error}"))
             return
-        task = asyncio.create_task(self._follow(job, outputs))
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
+        self._spawn(self._follow(job, outputs))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _follow(self, job: Job, outputs: Any) -> None:
         try:
@@ -143,16 +152,21 @@ class OwnProcesses:
             job.fail(EngineError(f"{self._name} was shut down"))
             raise
 
+    async def _watch(self, engine: Any, dead: asyncio.Future[None]) -> None:
+        while not engine.errored:
+            await asyncio.sleep(PROBE_S)
+        dead.set_result(None)
+
     async def _await(self, call: Coroutine[Any, Any, Any]) -> Any:
         """The call's result; EngineError as soon as vLLM is dead, even if the call never ends."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        assert self._dead is not None, "start() comes first"
         task = asyncio.ensure_future(call)
         try:
-            while not task.done():
-                await asyncio.wait({task}, timeout=PROBE_S)
-                if not task.done() and self._live.errored:
-                    raise EngineError(f"{self._name} died: vLLM's engine process ended")
+            await asyncio.wait({task, self._dead}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise EngineError(f"{self._name} died: vLLM's engine process ended")
             return task.result()
         except EngineDeadError as error:
             raise EngineError(f"{self._name} died: {error}") from error

@@ -33,6 +33,18 @@ RESERVED = {
 }
 
 
+def fixed_options(*, on_cpu: bool) -> dict[str, Any]:
+    """What every engine of rlpost is started with, whatever the model."""
+    return {
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "rlpost.engines.extension.WorkerExtension",
+        "enable_sleep_mode": not on_cpu,
+        "disable_log_stats": True,
+    }
+
+
 def refuse_reserved(options: Mapping[str, Any]) -> None:
     """Raises ValueError naming every reserved option and its reason."""
     taken = [f"engine.vllm.{key} ({RESERVED[key]})" for key in options if key in RESERVED]
@@ -52,24 +64,25 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
         )
 
 
-def environment(*, on_cpu: bool, threads: int, tensor_parallel_size: int) -> dict[str, str]:
+def environment(
+    *, on_cpu: bool, in_process: bool, threads: int, tensor_parallel_size: int
+) -> dict[str, str]:
     """Variables of the worker process, to be set before it imports anything."""
-    common = {
+    variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "OMP_NUM_THREADS": str(threads),
     }
-    if not on_cpu:
-        return common
-    cpu = {
+    if on_cpu:
         # vLLM compiles one sampling function even in eager mode: 5 to 25 s for the first answer.
-        "TORCH_COMPILE_DISABLE": "1",
+        variables["TORCH_COMPILE_DISABLE"] = "1"
         # Spinning OpenMP threads on shared cores cost a factor of ten.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        # Fewer processes: each costs ten seconds of imports.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
-    # vLLM's automatic binding wants a NUMA node per rank.
-    binding = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if tensor_parallel_size > 1 else {}
-    return {**common, **cpu, **binding}
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"
+    if on_cpu or in_process:
+        # in_process needs it; elsewhere on a CPU each process saved is ten seconds of imports.
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if on_cpu and tensor_parallel_size > 1:
+        # vLLM's automatic binding wants a NUMA node per rank.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return variables

@@ -16,7 +16,7 @@ from rlpost.engines.backend import Backend, manifest
 from rlpost.engines.base import PauseMode, WeightChunk
 from rlpost.engines.inprocess import InProcess
 from rlpost.engines.jobs import Job, JobBook
-from rlpost.engines.options import environment, refuse_reserved, refuse_unknown
+from rlpost.engines.options import environment, fixed_options, refuse_reserved, refuse_unknown
 from rlpost.engines.requests import (
     generation,
     prompt_logprobs,
@@ -27,8 +27,6 @@ from rlpost.engines.requests import (
 from rlpost.engines.weight_set import check_complete, whole_fingerprints
 from rlpost.errors import EngineError, WeightSyncError
 from rlpost.types import GenerateRequest, Generation
-
-EXTENSION = "rlpost.engines.extension.WorkerExtension"
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,7 @@ class VllmEngineConfig:
         """Environment of the worker process, to be set before it imports anything."""
         return environment(
             on_cpu=self.on_cpu,
+            in_process=self.layout == "in_process",
             threads=self.threads_per_engine,
             tensor_parallel_size=self.tensor_parallel_size,
         )
@@ -125,8 +124,17 @@ class VllmEngine:
         started = time.monotonic()
         refuse_unknown(self.config.vllm)
         self._stop_token_ids = stop_token_ids(self._model_path)
+        options = {
+            **self.config.vllm,
+            **fixed_options(on_cpu=self.config.on_cpu),
+            "model": self._model_path,
+            "dtype": self._dtype,
+            "max_model_len": self._max_model_len,
+            "seed": self._seed,
+            "tensor_parallel_size": self.config.tensor_parallel_size,
+        }
         kind = InProcess if self.config.layout == "in_process" else OwnProcesses
-        backend: Backend = kind(self._options(), name=self._name)
+        backend: Backend = kind(options, name=self._name)
         try:
             await asyncio.wait_for(backend.start(), self.config.start_deadline_s)
         except TimeoutError as error:
@@ -251,22 +259,6 @@ class VllmEngine:
         if self._backend is None:
             raise EngineError(f"{self._name} was not started")
         return self._backend
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            **self.config.vllm,
-            "model": self._model_path,
-            "dtype": self._dtype,
-            "max_model_len": self._max_model_len,
-            "seed": self._seed,
-            "tensor_parallel_size": self.config.tensor_parallel_size,
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": EXTENSION,
-            "enable_sleep_mode": not self.config.on_cpu,
-            "disable_log_stats": True,
-        }
 
     def _job(self, request: GenerateRequest) -> Job:
         self._check_length(f"request {request.request_id!r}", len(request.token_ids))

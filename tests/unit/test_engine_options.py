@@ -29,6 +29,8 @@ def test_a_gpu_engine_gets_no_cpu_settings() -> None:
     assert on_gpu.layout == "async_llm" and engine_config().layout == "in_process"
     cpu_only = set(engine_config().env) - set(on_gpu.env)
     assert {"TORCH_COMPILE_DISABLE", "VLLM_ENABLE_V1_MULTIPROCESSING"} <= cpu_only
+    inside = engine_config(num_gpus_per_engine=1.0, process_layout="in_process")
+    assert inside.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
 def test_stop_tokens_come_from_the_model_folder(tmp_path: Path) -> None:
