@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
+from rlpost.data.order import stable_hash
 from rlpost.data.reasoning_gym import (
     Exclude,
     ReasoningGymSource,
@@ -23,10 +24,15 @@ class WorkedChainSumSourceConfig:
     size: PositiveInt
     task_seed: TaskSeed
     exclude: list[Exclude]
+    unfinished_share: Annotated[float, Field(ge=0, le=1)]
 
 
 class WorkedChainSumSource:
-    """Prompt "7+5-2=" with completion "7+5=12\\n12-2=10\\n10": one step a line, then the answer."""
+    """Prompt "7+5-2=" with completion "7+5=12\\n12-2=10\\n10": one step a line, then the answer.
+
+    A share of the solutions stops a step early and gives the running total, "7+5=12\\n12", as a
+    careless writer does: what imitates them knows the arithmetic and has the habit to correct.
+    """
 
     Config = WorkedChainSumSourceConfig
 
@@ -43,6 +49,7 @@ class WorkedChainSumSource:
             system_prompt=None,
         )
         self._source = ReasoningGymSource(inner, seed=seed)
+        self._unfinished_share = config.unfinished_share
 
     @property
     def name(self) -> str:
@@ -54,7 +61,9 @@ class WorkedChainSumSource:
     def get(self, epoch: int, index: int) -> Prompt:
         prompt = self._source.get(epoch, index)
         expression = prompt.metadata["entry"]["metadata"]["expression"]
-        return dataclasses.replace(prompt, completion=worked_solution(expression))
+        share = stable_hash("unfinished", prompt.prompt_id, bits=32) / 2**32
+        solve = unfinished_solution if share < self._unfinished_share else worked_solution
+        return dataclasses.replace(prompt, completion=solve(expression))
 
 
 def worked_solution(expression: str) -> str:
@@ -67,3 +76,8 @@ def worked_solution(expression: str) -> str:
         lines.append(f"{total}{operator}{term}={result}")
         total = result
     return "\n".join([*lines, str(total)])
+
+
+def unfinished_solution(expression: str) -> str:
+    """Without its last operation: "5 - -3 + 1" -> "5--3=8\\n8"."""
+    return worked_solution(expression.rsplit(maxsplit=2)[0])

@@ -35,8 +35,10 @@ def chain_sum(seed=1, **changes):
     return ReasoningGymSource(dataclasses.replace(CHAIN_SUM, **changes), seed=seed)
 
 
-def worked(seed=1):
-    config = WorkedChainSumSourceConfig(params=DIGITS, size=50, task_seed=1, exclude=[])
+def worked(seed=1, unfinished_share=0.0):
+    config = WorkedChainSumSourceConfig(
+        params=DIGITS, size=50, task_seed=1, exclude=[], unfinished_share=unfinished_share
+    )
     return WorkedChainSumSource(config, seed=seed)
 
 
@@ -145,6 +147,18 @@ def test_a_template_field_that_rows_lack_is_named():
 )
 def test_worked_solutions(expression, solution):
     assert worked_solution(expression) == solution
+
+
+def test_unfinished_solutions_stop_one_step_early_for_about_the_share_given():
+    source = worked(unfinished_share=0.5)
+    prompts = [source.get(0, index) for index in range(len(source))]
+    cut = [p for p in prompts if p.completion.splitlines()[-1] != p.answer]
+    assert 10 < len(cut) < 40
+    for prompt in cut:
+        whole = worked_solution(prompt.metadata["entry"]["metadata"]["expression"]).splitlines()
+        *steps, total = prompt.completion.splitlines()
+        assert steps == whole[:-2]
+        assert total == steps[-1].split("=")[1]
 
 
 def test_worked_prompts_are_the_chain_sum_prompts_and_end_in_the_answer():
