@@ -32,7 +32,10 @@ class Launcher:
     def composed(self) -> str:
         """The run's whole configuration as YAML, nothing started. Raises ModelError."""
         command = [*self.command, "--cfg", "job", "--resolve"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPOSE_S)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPOSE_S)
+        except subprocess.TimeoutExpired as error:
+            raise ModelError(f"{self} was not composed within {COMPOSE_S:g} s") from error
         if done.returncode:
             raise ModelError(f"{self} can't be composed:\n{done.stderr.strip()[-2000:]}")
         return done.stdout
@@ -52,6 +55,8 @@ class Launcher:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                # Else a terminal's Ctrl-C reaches the child twice: from the terminal and from us.
+                start_new_session=True,
             ) as child,
         ):
             late = threading.Event()
