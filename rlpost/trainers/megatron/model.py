@@ -6,7 +6,7 @@ Letters: T packed tokens, H hidden size, V padded vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from megatron.core import parallel_state
@@ -44,6 +44,8 @@ from rlpost.trainers.megatron import device
 from rlpost.trainers.megatron.attention import PackedAttention, packed
 from rlpost.trainers.megatron.model_config import rope_parameters, transformer_config
 
+HeadKind = Literal["logits", "value"]
+
 
 def init_parallel(*, tp: int, pp: int, seed: int) -> None:
     """Cuts the initialised process group into tensor-, pipeline- and data-parallel groups."""
@@ -63,6 +65,29 @@ class RMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device.device())
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class ValueHead(torch.nn.Module):
+    """V = w h + b in float32, zero at first, in place of Megatron's language-model head.
+
+    Every tensor-parallel rank has all of it and computes all values, so the gradients of w, b and
+    of the hidden states are whole on each rank and nothing is summed over them.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.sequence_parallel = config.sequence_parallel
+        self.value_weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size))
+        self.value_bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(
+        self, hidden: torch.Tensor, weight: Any = None, runtime_gather_output: Any = None
+    ) -> tuple[torch.Tensor, None]:
+        """Hidden states [T, 1, H] (or this rank's cut of T) -> values [T, 1, 1]."""
+        if self.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        weight_H, bias = self.value_weight.float(), self.value_bias.float()
+        return torch.nn.functional.linear(hidden.float(), weight_H, bias), None
 
 
 class Backend(LocalSpecProvider):  # type: ignore[misc]
@@ -99,11 +124,17 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
 
 
 def build_model(
-    hf_config: Any, *, dtype: torch.dtype, options: Mapping[str, Any], vocab_multiple: int
+    hf_config: Any,
+    *,
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
+    vocab_multiple: int,
+    head: HeadKind = "logits",
 ) -> GPTModel:
     """This rank's stage, weights not loaded yet (see converter.load_hf).
 
-    The last stage returns hidden states [1, T, H] instead of logits; `output_weight` is the head.
+    With head `logits` the last stage returns hidden states [1, T, H] instead of logits;
+    `output_weight` is the head. With `value` it returns values [1, T, 1] and has no vocabulary.
     """
     config = transformer_config(
         hf_config,
@@ -124,12 +155,14 @@ def build_model(
         post_process=parallel_state.is_pipeline_last_stage(),
         position_embedding_type="rope",
         rotary_base=rope_parameters(hf_config)["rope_theta"],
-        share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
+        share_embeddings_and_output_weights=head == "logits" and hf_config.tie_word_embeddings,
         parallel_output=True,
     )
+    if head == "value" and model.post_process:
+        model.output_layer = ValueHead(config)
     model.to(device=device.device(), dtype=dtype)
     _mark_tensor_parallel(model)
-    if model.post_process:
+    if head == "logits" and model.post_process:
         _pass_hidden_states(model)
     return model
 
