@@ -6,18 +6,19 @@ Names are `area/name/stat`, e.g. `rollout/reward/mean`, `time/train_s`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Reduce = Literal["mean", "exp_mean", "sum", "max", "min"]
+Reduce = Literal["mean", "exp_mean", "sum", "step_mean", "max", "min"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A partial metric: `mean` carries (sum, count), so merging is exact for unequal parts.
 
-    `exp_mean` is exp of such a mean (perplexity), taken after all parts are merged.
+    `exp_mean` is exp of such a mean (perplexity), taken after all parts are merged. `step_mean`
+    is a sum over the parts of one optimizer step, and a mean over steps (see `over_steps`).
     """
 
     reduce: Reduce
@@ -27,7 +28,7 @@ class Metric:
     def merge(self, other: Metric) -> Metric:
         if self.reduce != other.reduce:
             raise ValueError(f"can't merge a {self.reduce} with a {other.reduce}")
-        if self.reduce in ("mean", "exp_mean", "sum"):
+        if self.reduce in ("mean", "exp_mean", "sum", "step_mean"):
             return Metric(self.reduce, self.value + other.value, self.count + other.count)
         pick = max if self.reduce == "max" else min
         return Metric(self.reduce, pick(self.value, other.value), self.count + other.count)
@@ -58,6 +59,19 @@ def merge(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
         for name, metric in part.items():
             merged[name] = merged[name].merge(metric) if name in merged else metric
     return merged
+
+
+def over_steps(steps: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Merges the metrics of one rank's optimizer steps; a `step_mean` is their mean."""
+    return merge(
+        {name: _share(metric, len(steps)) for name, metric in step.items()} for step in steps
+    )
+
+
+def _share(metric: Metric, num_steps: int) -> Metric:
+    if metric.reduce != "step_mean":
+        return metric
+    return Metric("step_mean", metric.value / num_steps, metric.count)
 
 
 def results(metrics: Mapping[str, Metric]) -> dict[str, float]:

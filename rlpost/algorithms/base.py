@@ -39,6 +39,7 @@ class TokenInputs:
     reduce_sum: Callable[
         [torch.Tensor], torch.Tensor
     ]  # sums a small tensor over data-parallel ranks
+    values_M: torch.Tensor | None = None  # the critic's, before its update
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,16 @@ class LossInputs:
     weights_M: torch.Tensor
     sequence_M: torch.Tensor  # int64, 0..S-1, ascending: which sequence a token belongs to
     num_sequences: int
+
+
+@dataclass(frozen=True)
+class ValueLossInputs:
+    """One micro-batch of a critic's optimizer step; weights_M as in LossInputs."""
+
+    values_M: torch.Tensor  # current critic; gradients flow through these only
+    old_values_M: torch.Tensor  # of the values pass
+    returns_M: torch.Tensor
+    weights_M: torch.Tensor
 
 
 class Algorithm(Protocol):
@@ -96,4 +107,24 @@ class Algorithm(Protocol):
         """[M] weight of each loss token; totals are those of the whole optimizer step."""
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, Metric]]:
+        """Scalar loss to minimise and its metrics (detached)."""
+
+
+class ValueAlgorithm(Algorithm, Protocol):
+    """An algorithm with a critic: `values` is among its passes.
+
+    `critic_passes`: those of `passes` that `returns` reads; the only ones that run during the
+    first `num_critic_only_steps` batches, in which the actor is not trained.
+    """
+
+    @property
+    def critic_passes(self) -> tuple[str, ...]: ...
+
+    @property
+    def num_critic_only_steps(self) -> int: ...
+
+    def returns(self, inputs: TokenInputs) -> torch.Tensor:
+        """[M] finite targets of the values; 0 where the outcome is NaN."""
+
+    def value_loss(self, inputs: ValueLossInputs) -> tuple[torch.Tensor, dict[str, Metric]]:
         """Scalar loss to minimise and its metrics (detached)."""

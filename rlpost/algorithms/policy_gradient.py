@@ -250,7 +250,10 @@ class PolicyGradient(ABC):
         values = [*sums.values(), *totals.values(), highest, keep_M.sum()]
         numbers = torch.stack([value.double() for value in values]).tolist()
         count = numbers[-1]
-        metrics = {name: Metric("sum", numbers[i]) for i, name in enumerate(sums)}
+        metrics = {
+            name: Metric("step_mean" if name.endswith("loss") else "sum", numbers[i])
+            for i, name in enumerate(sums)
+        }
         metrics |= {name: mean(numbers[len(sums) + i], count) for i, name in enumerate(totals)}
         return metrics | {"train/ratio/max": Metric("max", numbers[-2])}
 

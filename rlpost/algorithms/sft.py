@@ -65,6 +65,6 @@ class Sft:
         loss = -(inputs.weights_M * inputs.logprobs_M).sum()
         total, nll = torch.stack([loss.detach(), -inputs.logprobs_M.detach().sum()]).tolist()
         return loss, {
-            "train/loss": Metric("sum", total),
+            "train/loss": Metric("step_mean", total),
             "train/perplexity": Metric("exp_mean", nll, len(inputs.logprobs_M)),
         }

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from rlpost.metrics import Metric, mean, merge, results
+from rlpost.metrics import Metric, mean, merge, over_steps, results
 
 
 def test_mean_of_unequal_parts_is_the_mean_of_the_whole():
@@ -32,3 +32,9 @@ def test_names_missing_from_some_parts_are_kept():
 def test_different_reductions_do_not_merge():
     with pytest.raises(ValueError, match="can't merge a sum with a max"):
         Metric("sum", 1.0).merge(Metric("max", 1.0))
+
+
+def test_a_loss_is_summed_within_a_step_and_averaged_over_steps():
+    rank = over_steps([{"loss": Metric("step_mean", 1.0)}, {"loss": Metric("step_mean", 4.0)}])
+    other = over_steps([{"loss": Metric("step_mean", 2.0)}, {"loss": Metric("step_mean", 3.0)}])
+    assert results(merge([rank, other]))["loss"] == (3 + 7) / 2
