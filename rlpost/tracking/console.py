@@ -108,7 +108,7 @@ def step_line(
     width = len(str(num_steps))
     parts = [f"step {step:>{width}}/{num_steps}"]
     for label, name in (("reward", REWARD), ("accuracy", ACCURACY), ("loss", LOSS)):
-        if name in metrics:
+        if not math.isnan(metrics.get(name, math.nan)):
             parts.append(f"{label} {metrics[name]:.3f}")
     if TOKENS_PER_S in metrics:
         parts.append(f"{metrics[TOKENS_PER_S]:,.0f} tokens/s")
