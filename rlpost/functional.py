@@ -142,6 +142,22 @@ def at_last_token(values_S: torch.Tensor, lengths_S: torch.Tensor) -> torch.Tens
     return placed_M
 
 
+def gae(
+    rewards_M: torch.Tensor,
+    values_M: torch.Tensor,
+    lengths_S: torch.Tensor,
+    gamma: float,
+    lam: float,
+) -> torch.Tensor:
+    """A_t = d_t + gamma lam A_{t+1}, d_t = r_t + gamma V_{t+1} - V_t [GAE, arXiv:1506.02438].
+
+    t + 1 is the sequence's next loss token; V and A are 0 after its last one.
+    """
+    last_M = at_last_token(torch.ones_like(lengths_S), lengths_S).bool()
+    next_M = torch.where(last_M, 0.0, values_M.roll(-1))
+    return return_to_go(rewards_M + gamma * next_M - values_M, lengths_S, gamma * lam)
+
+
 def whiten(
     values_M: torch.Tensor,
     keep_M: torch.Tensor,
@@ -151,12 +167,22 @@ def whiten(
 
     Two passes (mean, then deviations), so a large mean costs no digits.
     """
+    deviations_M = _centred(values_M, keep_M, reduce_sum)
+    parts = torch.stack([(deviations_M**2).sum(), keep_M.double().sum()])
+    squares, count = reduce_sum(parts)
+    return deviations_M / (torch.sqrt(squares / count.clamp(min=1)) + EPS)
+
+
+def _centred(
+    values_M: torch.Tensor,
+    keep_M: torch.Tensor,
+    reduce_sum: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """float64 x - mean, the mean over the kept tokens of all ranks; 0 elsewhere."""
     values_M = values_M.double()
     kept_M = torch.where(keep_M, values_M, 0.0)
     total, count = reduce_sum(torch.stack([kept_M.sum(), keep_M.double().sum()]))
-    deviations_M = torch.where(keep_M, values_M - total / count.clamp(min=1), 0.0)
-    (squares,) = reduce_sum((deviations_M**2).sum().reshape(1))
-    return deviations_M / (torch.sqrt(squares / count.clamp(min=1)) + EPS)
+    return torch.where(keep_M, values_M - total / count.clamp(min=1), 0.0)
 
 
 # Ratios and surrogates
@@ -236,6 +262,42 @@ def cispo(
     The clip bounds a weight, so no token loses its gradient.
     """
     return -ratio_M.detach().clamp(1 - clip_low, 1 + clip_high) * advantages_M * logprobs_M
+
+
+# Values
+
+
+def clipped_value_loss(
+    values_M: torch.Tensor,
+    old_values_M: torch.Tensor,
+    returns_M: torch.Tensor,
+    clip: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """0.5 max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2), and where the clip takes effect.
+
+    As in OpenAI's baselines: a token whose value has moved by more than `clip` away from V_old
+    towards G has no gradient. Without `clip` it is the squared error.
+    """
+    loss_M = (values_M - returns_M) ** 2
+    if clip is None:
+        return 0.5 * loss_M, torch.zeros_like(loss_M, dtype=torch.bool)
+    bounded_M = torch.clamp(values_M, old_values_M - clip, old_values_M + clip)
+    bounded_loss_M = (bounded_M - returns_M) ** 2
+    return 0.5 * torch.maximum(loss_M, bounded_loss_M), bounded_loss_M > loss_M
+
+
+def explained_variance(
+    values_M: torch.Tensor,
+    returns_M: torch.Tensor,
+    keep_M: torch.Tensor,
+    reduce_sum: Callable[[torch.Tensor], torch.Tensor],
+) -> float:
+    """1 - Var(G - V) / Var(G) over the kept tokens of all ranks; NaN when all returns are equal."""
+    centred = [
+        _centred(column_M, keep_M, reduce_sum) for column_M in (returns_M - values_M, returns_M)
+    ]
+    left, total = reduce_sum(torch.stack([(part_M**2).sum() for part_M in centred])).tolist()
+    return 1.0 - left / total if total > 0 else float("nan")
 
 
 # Off-policy correction, w = exp(old - roll)
