@@ -90,11 +90,16 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A reward's answer. `value` is None unless `status` is "ok": missing is not 0.0."""
+    """A reward's answer. `value` is None unless `status` is "ok": missing is not 0.0.
+
+    `steps` are the scores of a response's steps, NaN where missing, from a program that scores
+    steps; it has no `value`.
+    """
 
     value: float | None
     status: VerdictStatus = "ok"
     detail: str = ""
+    steps: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,7 @@ class GroupHandle:
 
     Lists are [G] in rollout order; a reward that is missing is NaN.
     `failure` says why the group can't be trained (then `block` may be None); else it is "".
+    `step_rewards` are the scores of each rollout's steps, NaN where missing; () without a prm.
     """
 
     prompt_key: str
@@ -198,17 +204,24 @@ class GroupHandle:
     generate_s: float
     reward_s: float
     failure: str = ""
+    step_rewards: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class BatchScalars:
-    """The scalars of every sample of an optimizer step, known to all ranks. Lists are [N]."""
+    """The scalars of every sample of the batch, known to all ranks. Lists are [N].
+
+    With a prm: `step_rewards` are the scores of each sample's steps and `step_advantages` what a
+    step adds to the advantage of its tokens, made from the whole batch; NaN where missing.
+    """
 
     sample_ids: tuple[str, ...]
     group_ids: tuple[str, ...]
     rewards: tuple[float, ...]
     lengths: tuple[int, ...]
     loss_tokens: tuple[int, ...]
+    step_rewards: tuple[tuple[float, ...], ...] = ()
+    step_advantages: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -219,7 +232,8 @@ class BatchView:
     `blocks` hold every column needed; each rank fetches those that hold rows of it, and joins by
     sample id.
     `prompt_length` [N] and the per-token columns token_ids, loss_mask, rollout_logprobs and
-    policy_versions come with the rollouts; old_logprobs and ref_logprobs are added by passes.
+    policy_versions come with the rollouts, and step_index with a prm; old_logprobs and
+    ref_logprobs are added by passes.
     """
 
     step: int

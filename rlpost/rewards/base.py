@@ -23,6 +23,14 @@ class RewardInputs:
     num_response_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a program that scores steps may look at; `steps` are texts, separators included."""
+
+    prompt: Prompt
+    steps: tuple[str, ...]
+
+
 class Reward(Protocol):
     """A reward function. `score` returns a finite float; higher is better."""
 

@@ -1,6 +1,6 @@
 """The process that runs rewards. Speaks with its parent over one inherited connection.
 
-In:  {part: Section} once, then (part, RewardInputs) for each call.
+In:  {part: Section} once, then (part, RewardInputs or StepInputs) for each call.
 Out: a Verdict for each; the first says whether the rewards could be built.
 """
 
@@ -11,9 +11,11 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
-from rlpost.rewards.base import Reward, RewardInputs
+from rlpost.rewards.base import RewardInputs, StepInputs
 from rlpost.types import Verdict
 
 PR_SET_PDEATHSIG = 1
@@ -32,7 +34,7 @@ def main(descriptor: int, parent_pid: int) -> None:
     serve(connection, rewards)
 
 
-def serve(connection: Connection, rewards: dict[str, Reward]) -> None:
+def serve(connection: Connection, rewards: dict[str, Any]) -> None:
     """Answers until the parent closes its end."""
     while True:
         try:
@@ -42,14 +44,27 @@ def serve(connection: Connection, rewards: dict[str, Reward]) -> None:
         connection.send(judge(rewards[part], inputs))
 
 
-def judge(reward: Reward, inputs: RewardInputs) -> Verdict:
+def judge(reward: Any, inputs: RewardInputs | StepInputs) -> Verdict:
+    """`reward` is a Reward, or a program that scores steps where StepInputs are given."""
     try:
+        if isinstance(inputs, StepInputs):
+            return step_verdict(reward.score_steps(inputs), len(inputs.steps))
         value = float(reward.score(inputs))
     except Exception as error:  # a reward is foreign code: any failure is its verdict
         return Verdict(None, "error", describe(error))
     if not math.isfinite(value):
         return Verdict(None, "error", f"score() returned {value}; a finite number is wanted")
     return Verdict(value)
+
+
+def step_verdict(scores: Sequence[float | None], count: int) -> Verdict:
+    """Scores of steps as a verdict; a None is a missing one. One score for each step is wanted."""
+    if len(scores) != count:
+        return Verdict(None, "error", f"score_steps() gave {len(scores)} scores for {count} steps")
+    steps = tuple(math.nan if score is None else float(score) for score in scores)
+    if any(score is not None and not math.isfinite(score) for score in scores):
+        return Verdict(None, "error", f"score_steps() returned {steps}; finite or None is wanted")
+    return Verdict(None, steps=steps)
 
 
 def describe(error: BaseException) -> str:

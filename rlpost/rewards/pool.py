@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rlpost.rewards.base import RewardInputs
+from rlpost.rewards.base import RewardInputs, StepInputs
 from rlpost.rewards.budget import FailureBudget
 from rlpost.rewards.process import RewardProcess
 from rlpost.types import Verdict
@@ -60,7 +60,7 @@ class RewardPool:
                 await self.close()
                 raise result
 
-    async def score(self, inputs: RewardInputs) -> dict[str, Verdict]:
+    async def score(self, inputs: RewardInputs | StepInputs) -> dict[str, Verdict]:
         """Part -> verdict. Raises BudgetError when a part fails too often."""
         loop = asyncio.get_running_loop()
         verdicts = await loop.run_in_executor(self._threads, self._judge_all, inputs)
@@ -79,7 +79,7 @@ class RewardPool:
         for process in self._processes:
             process.close()
 
-    def _judge_all(self, inputs: RewardInputs) -> dict[str, Verdict]:
+    def _judge_all(self, inputs: RewardInputs | StepInputs) -> dict[str, Verdict]:
         process = self._free.get()  # never waits: as many processes as threads
         try:
             return {

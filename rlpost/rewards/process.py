@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from rlpost.errors import BudgetError
-from rlpost.rewards.base import RewardInputs
+from rlpost.rewards.base import RewardInputs, StepInputs
 from rlpost.types import Verdict
 from rlpost.validation import Section
 
@@ -63,7 +63,7 @@ class RewardProcess:
             )
         theirs.close()
 
-    def judge(self, part: str, inputs: RewardInputs, *, timeout_s: float) -> Verdict:
+    def judge(self, part: str, inputs: RewardInputs | StepInputs, *, timeout_s: float) -> Verdict:
         """One reward call, never longer than `timeout_s` (plus a restart when needed)."""
         self.start()
         verdict = self._ask((part, inputs), timeout_s)

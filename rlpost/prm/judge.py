@@ -1,0 +1,190 @@
+"""Steps judged by an engine: it writes a verdict on each step, several times."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from rlpost.errors import EngineError
+from rlpost.prm.base import Response, Services
+from rlpost.prm.credit import CreditConfig
+from rlpost.prm.limits import LimitsConfig, refuse_progress
+from rlpost.prm.steps import StepsConfig
+from rlpost.types import GenerateRequest, Sampling
+from rlpost.validation import Section
+
+Rule = Literal["majority", "mean"]
+FIELDS = ("prompt", "before", "step")
+
+
+@dataclass(frozen=True)
+class JudgePrmConfig:
+    """`model` and `engine` null: the policy's own engines judge."""
+
+    credit: CreditConfig
+    steps: StepsConfig
+    model: Section | None
+    engine: Section | None
+    template: str
+    chat: bool
+    verdict_pattern: Annotated[str, Field(min_length=1)]
+    good_verdict: str
+    bad_verdict: str
+    num_votes: PositiveInt
+    rule: Rule
+    temperature: NonNegativeFloat
+    max_verdict_tokens: PositiveInt
+    limits: LimitsConfig
+
+    def __post_init__(self) -> None:
+        if (self.model is None) != (self.engine is None):
+            raise ValueError(
+                "model and engine go together: give both for a judge of its own, or set both to "
+                "null to ask the policy's engines"
+            )
+        if self.num_votes > 1 and self.temperature == 0:
+            raise ValueError(
+                f"num_votes ({self.num_votes}) at temperature 0 are copies of one vote; set "
+                "num_votes: 1, or a temperature"
+            )
+        if self.good_verdict == self.bad_verdict:
+            raise ValueError(f"good_verdict and bad_verdict are both {self.good_verdict!r}")
+        self._check_template()
+        self._check_pattern()
+
+    def _check_template(self) -> None:
+        try:
+            self.template.format(**dict.fromkeys(FIELDS, ""))
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"template may hold {', '.join(f'{{{name}}}' for name in FIELDS)} only; write {{{{ "
+                f"for a brace: {error!r}"
+            ) from error
+        if "{step}" not in self.template:
+            raise ValueError(f"template ({self.template!r}) must hold {{step}}, what is judged")
+
+    def _check_pattern(self) -> None:
+        try:
+            groups = re.compile(self.verdict_pattern).groups
+        except re.error as error:
+            raise ValueError(
+                f"verdict_pattern ({self.verdict_pattern!r}) is no regular expression: {error}"
+            ) from error
+        if groups > 1:
+            raise ValueError(
+                f"verdict_pattern ({self.verdict_pattern!r}) has {groups} groups; mark the verdict "
+                "with one and write the others as (?:...)"
+            )
+
+    def conflicts(self, run: Any) -> Iterator[str]:
+        yield from refuse_progress(self.credit, "a judge")
+        if self.engine is None and run.engine is None:
+            yield "prm.engine: null, but the run has no engine to ask; give prm a model and engine"
+
+
+class JudgePrm:
+    """StepScorer. Score 1.0 for a good step, 0.0 for a bad one; missing when the votes don't say.
+
+    A vote that can't be read is missing, not bad. An engine that fails leaves all steps of the
+    response missing, and is counted.
+    """
+
+    Config = JudgePrmConfig
+
+    def __init__(self, config: JudgePrmConfig, *, services: Services) -> None:
+        self._config = config
+        self._services = services
+        self._budget = config.limits.budget("prm (judge)")
+
+    async def start(self) -> None: ...
+
+    async def score(self, response: Response) -> list[float]:
+        requests = self._requests(response)
+        try:
+            answers = await asyncio.wait_for(
+                self._services.generate(requests), self._config.limits.deadline_s
+            )
+        except (EngineError, TimeoutError) as error:
+            self._budget.failed(f"{response.sample}: {type(error).__name__} {error}")
+            return [math.nan] * len(response.ends)
+        self._budget.succeeded()
+        decode = self._services.scorer_tokenizer.decode
+        votes = [
+            vote_of(decode(answer.token_ids.tolist(), skip_special_tokens=True), self._config)
+            for answer in answers
+        ]
+        size = self._config.num_votes
+        return [
+            settled(votes[start : start + size], self._config.rule)
+            for start in range(0, len(votes), size)
+        ]
+
+    async def close(self) -> None: ...
+
+    def _requests(self, response: Response) -> list[GenerateRequest]:
+        """Votes of the first step first."""
+        config = self._config
+        sampling = Sampling(config.temperature, 1.0, config.max_verdict_tokens)
+        return [
+            GenerateRequest(
+                request_id=f"{response.sample}/step{step}/vote{vote}",
+                token_ids=tuple(token_ids),
+                sampling=sampling,
+                seed=self._services.seed_of(response.sample, step, vote),
+            )
+            for step, token_ids in enumerate(self._prompts(response))
+            for vote in range(config.num_votes)
+        ]
+
+    def _prompts(self, response: Response) -> Iterator[list[int]]:
+        tokenizer, steps = self._services.scorer_tokenizer, response.inputs.steps
+        for index, step in enumerate(steps):
+            text = self._config.template.format(
+                prompt=prompt_text(response.inputs.prompt),
+                before="".join(steps[:index]),
+                step=step,
+            )
+            if not self._config.chat:
+                yield list(tokenizer.encode(text))
+                continue
+            yield list(
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}],
+                    add_generation_prompt=True,
+                    tokenize=True,
+                    return_dict=False,
+                )
+            )
+
+
+def prompt_text(prompt: Any) -> str:
+    """The text, or the turns of a chat one under the other."""
+    if prompt.messages is None:
+        return prompt.text or ""
+    return "\n".join(turn["content"] for turn in prompt.messages)
+
+
+def vote_of(text: str, config: JudgePrmConfig) -> float:
+    """1.0 good, 0.0 bad, NaN when the last match of the pattern is neither, or there is none."""
+    found = None
+    for found in re.finditer(config.verdict_pattern, text):  # noqa: B007
+        pass
+    verdict = None if found is None else found.group(found.re.groups).strip()
+    return {config.good_verdict: 1.0, config.bad_verdict: 0.0}.get(verdict or "", math.nan)
+
+
+def settled(votes: Sequence[float], rule: Rule) -> float:
+    """`mean` of the valid votes, or what their `majority` says (a tie is missing)."""
+    valid = [vote for vote in votes if not math.isnan(vote)]
+    if not valid:
+        return math.nan
+    mean = sum(valid) / len(valid)
+    if rule == "mean":
+        return mean
+    return math.nan if mean == 0.5 else float(mean > 0.5)
