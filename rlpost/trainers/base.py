@@ -30,7 +30,8 @@ class TrainResult:
     """One rank's share of a batch's optimizer steps; driver merges `metrics` over ranks.
 
     `skipped_steps`: optimizer steps skipped for a non-finite gradient (equal on all ranks).
-    `block`: per-token column "advantages" of the rank's rows, for the record.
+    `block`: per-token column "advantages" of the rank's rows (a critic's: "returns"), for the
+    record.
     """
 
     metrics: Mapping[str, Metric]
@@ -39,25 +40,16 @@ class TrainResult:
     block: StoredBlock | None
 
 
-class TrainerRank(Protocol):
-    """One rank of a role."""
+class RoleRank(Protocol):
+    """One rank of any role."""
 
     def setup(self) -> dict[str, float]:
         """Joins the process group, builds and loads the model. Returns phase -> seconds."""
 
     def data_parallel_rank(self) -> int: ...
 
-    def compute_logprobs(self, view: BatchView, column: str) -> PassResult:
-        """Log-probs of every loss token of the rank's rows, as per-token column `column`.
-
-        NaN where loss_mask is 0. At the sampling temperature given in the trainer's config.
-        """
-
     def train(self, view: BatchView) -> TrainResult:
         """One optimizer step per minibatch of the view. Raises TrainerError."""
-
-    def export_weights(self, dtype: str) -> list[WeightChunk]:
-        """Hugging Face tensors owned by this rank (empty unless it is the exporting rank)."""
 
     def save_hf(self, path: str) -> None:
         """Writes a complete Hugging Face folder (all ranks call; one writes)."""
@@ -78,6 +70,29 @@ class TrainerRank(Protocol):
 
     def memory(self) -> dict[str, float]:
         """`rss_bytes` and, on a GPU, `device_bytes` and their peaks."""
+
+
+class TrainerRank(RoleRank, Protocol):
+    """One rank of the policy, or of a frozen model with log-probs."""
+
+    def compute_logprobs(self, view: BatchView, column: str) -> PassResult:
+        """Log-probs of every loss token of the rank's rows, as per-token column `column`.
+
+        NaN where loss_mask is 0. At the sampling temperature given in the trainer's config.
+        """
+
+    def export_weights(self, dtype: str) -> list[WeightChunk]:
+        """Hugging Face tensors owned by this rank (empty unless it is the exporting rank)."""
+
+
+class CriticRank(RoleRank, Protocol):
+    """One rank of a critic. `save_hf` writes backbone and value head."""
+
+    def compute_values(self, view: BatchView, column: str) -> PassResult:
+        """V of the state before each loss token of the rank's rows, as per-token column `column`.
+
+        Aligned like log-probs: entry t is the value of tokens 0 to t - 1. NaN off the loss tokens.
+        """
 
 
 def split_rows(view: BatchView, data_parallel_rank: int) -> Sequence[tuple[str, ...]]:

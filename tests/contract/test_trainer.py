@@ -18,13 +18,10 @@ from trainer_ranks import CONF, Ranks, grpo, rollouts, trainer_config, view_of, 
 
 from rlpost.errors import CheckpointError, ConfigError, ModelError, TrainerError
 from rlpost.fingerprint import fingerprint
-from rlpost.trainers.base import RankSpec, TrainerRank
+from rlpost.trainers.base import CriticRank, RankSpec, TrainerRank
 from rlpost.trainers.megatron.rank import MegatronRank
 
 OPTIONS = sorted((CONF / "trainer").glob("*.yaml"))
-METHODS = [
-    name for name, _ in inspect.getmembers(TrainerRank, inspect.isfunction) if name[0] != "_"
-]
 SHARES = [[list(range(12))]]
 # What the composition root, the plan and the driver read from a trainer's Config.
 SHARED_KEYS = {
@@ -38,12 +35,24 @@ def target(option: Path) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def contract(option: Path) -> Any:
+    return CriticRank if hasattr(target(option), "compute_values") else TrainerRank
+
+
+def methods(protocol: Any) -> list[str]:
+    return [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if name[0] != "_"]
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.stem)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_option_has_the_methods_of_the_contract(option: Path, method: str) -> None:
-    found = inspect.signature(getattr(target(option), method))
-    promised = inspect.signature(getattr(TrainerRank, method))
-    assert list(found.parameters) == list(promised.parameters)
+def test_every_option_has_the_methods_of_its_contract(option: Path) -> None:
+    for method in methods(contract(option)):
+        found = inspect.signature(getattr(target(option), method))
+        promised = inspect.signature(getattr(contract(option), method))
+        assert list(found.parameters) == list(promised.parameters), method
+
+
+def test_a_policy_is_no_critic() -> None:
+    assert {contract(option) for option in OPTIONS} == {CriticRank, TrainerRank}
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.stem)

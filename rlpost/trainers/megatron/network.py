@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 from rlpost.algorithms.base import Algorithm
 from rlpost.errors import BudgetError
 from rlpost.metrics import Metric, mean, merge
+from rlpost.trainers.base import TrainResult
 from rlpost.trainers.megatron import converter, device, export, hf_io, offload, rows, state, step
 from rlpost.trainers.megatron import optimizer as optimizers
 from rlpost.trainers.megatron.forward import check_token_ids, run_micro_batches
@@ -22,7 +24,7 @@ from rlpost.trainers.megatron.packing import PackedBatch, Row, dummy
 from rlpost.types import Array, BatchView, StoredBlock
 
 if TYPE_CHECKING:
-    from rlpost.trainers.megatron.rank import MegatronRankConfig
+    from rlpost.trainers.megatron.role import MegatronRoleConfig
 
 FORWARD_COLUMNS = ("token_ids", "loss_mask")
 
@@ -32,7 +34,7 @@ Share = list[tuple[PackedBatch, step.Targets]]  # this rank's part of an optimiz
 TargetMaker = Callable[[Sequence[PackedBatch], Mapping[str, float]], list[torch.Tensor]]
 
 
-class Network:
+class Network(ABC):
     """Model, optimizer (None unless `trained`) and counters of one rank.
 
     `area` is the first part of the names of its metrics.
@@ -42,7 +44,7 @@ class Network:
 
     def __init__(
         self,
-        config: MegatronRankConfig,
+        config: MegatronRoleConfig,
         *,
         model_path: str,
         dtype: str,
@@ -74,6 +76,10 @@ class Network:
             self.optimizer = optimizers.build(self.wrapped, config.optimizer, self.dtype)
         else:
             self.model.requires_grad_(False)
+
+    @abstractmethod
+    def train(self, view: BatchView) -> TrainResult:
+        """One optimizer step per minibatch of the view."""
 
     def _load_weights(self, reader: hf_io.HfReader) -> None:
         converter.load_hf(self.model, self.hf_config, reader.get_tensor)

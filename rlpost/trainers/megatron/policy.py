@@ -72,7 +72,7 @@ class Policy(Network):
         )
         skipped = self.counters.skipped_steps
         parts = [self._optimizer_step(shares[part], self._loss) for part in view.minibatches]
-        pairs = [(b, t.advantages_M.cpu().numpy()) for share in shares.values() for b, t in share]
+        pairs = [(b, t.targets_M.cpu().numpy()) for share in shares.values() for b, t in share]
         return TrainResult(
             metrics=over_steps(parts),
             skipped_steps=self.counters.skipped_steps - skipped,

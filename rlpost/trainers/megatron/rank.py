@@ -1,21 +1,17 @@
-"""One trainer rank on Megatron-Core. Torch and Megatron are imported in setup(), not before."""
+"""One rank of the policy, or of a frozen copy of it, on Megatron-Core."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
 from rlpost.algorithms.base import Algorithm
 from rlpost.engines.base import WeightChunk
-from rlpost.errors import TrainerError
-from rlpost.trainers.base import RankSpec, TrainResult
-from rlpost.trainers.megatron.options import LrScheduleConfig, OptimizerConfig
+from rlpost.trainers.base import RankSpec
+from rlpost.trainers.megatron.role import MegatronRole, MegatronRoleConfig
 from rlpost.types import BatchView, PassResult
 
 if TYPE_CHECKING:
@@ -23,57 +19,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MegatronRankConfig:
-    """Layout, memory, optimizer and limits of a role's ranks."""
-
-    tensor_model_parallel_size: PositiveInt
-    pipeline_model_parallel_size: PositiveInt
-    data_parallel_size: PositiveInt
-    make_vocab_size_divisible_by: PositiveInt
-    micro_batch_tokens: PositiveInt
+class MegatronRankConfig(MegatronRoleConfig):
     logprobs_chunk_tokens: PositiveInt
-    megatron: dict[str, Any]
-    optimizer: OptimizerConfig
-    lr_schedule: LrScheduleConfig
-    max_skipped_steps: NonNegativeInt
-    num_cpus_per_rank: NonNegativeFloat
-    num_gpus_per_rank: NonNegativeFloat
-    threads_per_rank: PositiveInt
-    setup_deadline_s: PositiveFloat
-    step_deadline_s: PositiveFloat
-
-    def __post_init__(self) -> None:
-        if self.lr_schedule.min_lr > self.optimizer.lr:
-            raise ValueError(
-                f"lr_schedule.min_lr ({self.lr_schedule.min_lr:g}) is above optimizer.lr "
-                f"({self.optimizer.lr:g}); the rate decays from lr to min_lr"
-            )
-
-    @property
-    def world_size(self) -> int:
-        return (
-            self.tensor_model_parallel_size
-            * self.pipeline_model_parallel_size
-            * self.data_parallel_size
-        )
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Set in a worker before it imports anything."""
-        return {
-            "OMP_NUM_THREADS": str(self.threads_per_rank),
-            # Megatron orders communication and computation of tensor parallelism by it.
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        }
 
 
-class MegatronRank:
-    """TrainerRank (see trainers/base.py). All ranks of a role are called together.
-
-    `algorithm` None makes a forward-only role (a reference): no gradients, no optimizer.
-    """
+class MegatronRank(MegatronRole["Policy"]):
+    """TrainerRank. `algorithm` None makes a forward-only role: no gradients, no optimizer."""
 
     Config = MegatronRankConfig
+    config: MegatronRankConfig
 
     def __init__(
         self,
@@ -86,105 +40,25 @@ class MegatronRank:
         temperature: float,
         seed: int,
     ) -> None:
-        self.config = config
-        self.spec = spec
-        self.seed = seed
-        self._arguments: dict[str, Any] = {
-            "model_path": model_path,
-            "dtype": dtype,
-            "algorithm": algorithm,
-            "temperature": temperature,
-        }
-        self._built: Policy | None = None
+        super().__init__(config, spec=spec, seed=seed)
+        self.model_path = model_path
+        self.dtype = dtype
+        self.algorithm = algorithm
+        self.temperature = temperature
 
-    def setup(self) -> dict[str, float]:
-        """Joins the process group, builds and loads the model: {"import", "join", "build"}, s.
+    def _builder(self) -> Callable[[], Policy]:
+        from rlpost.trainers.megatron.policy import Policy
 
-        Raises ModelError, ConfigError or TrainerError.
-        """
-        self._check_spec()
-        seconds: dict[str, float] = {}
-        with _timed(seconds, "import"):
-            from rlpost.trainers.megatron import device, model, policy
-        with _timed(seconds, "join"):
-            device.set_num_threads(self.config.threads_per_rank)
-            device.set_device(self.spec.rank)
-            device.prepare()
-            self._join(device.dist_backend())
-            model.init_parallel(
-                tp=self.config.tensor_model_parallel_size,
-                pp=self.config.pipeline_model_parallel_size,
-                seed=self.seed,
-            )
-        with _timed(seconds, "build"):
-            self._built = policy.Policy(self.config, **self._arguments)
-        return seconds
-
-    def _check_spec(self) -> None:
-        if self.spec.world_size != self.config.world_size:
-            raise TrainerError(
-                f"{self.spec.role} was started with {self.spec.world_size} ranks, but tensor x "
-                f"pipeline x data parallel size is {self.config.world_size}"
-            )
-
-    def _join(self, backend: str) -> None:
-        import torch.distributed as dist
-
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{self.spec.master_address}:{self.spec.master_port}",
-            rank=self.spec.rank,
-            world_size=self.spec.world_size,
-            timeout=timedelta(
-                seconds=max(self.config.setup_deadline_s, self.config.step_deadline_s)
-            ),
+        return lambda: Policy(
+            self.config,
+            model_path=self.model_path,
+            dtype=self.dtype,
+            algorithm=self.algorithm,
+            temperature=self.temperature,
         )
 
-    @property
-    def _policy(self) -> Policy:
-        if self._built is None:
-            raise TrainerError(f"{self.spec.role}[{self.spec.rank}] was used before setup()")
-        return self._built
-
-    def data_parallel_rank(self) -> int:
-        return self._policy.layout.data_rank
-
     def compute_logprobs(self, view: BatchView, column: str) -> PassResult:
-        return self._policy.compute_logprobs(view, column)
-
-    def train(self, view: BatchView) -> TrainResult:
-        return self._policy.train(view)
+        return self._network.compute_logprobs(view, column)
 
     def export_weights(self, dtype: str) -> list[WeightChunk]:
-        return self._policy.export_weights(dtype)
-
-    def save_hf(self, path: str) -> None:
-        self._policy.save_hf(path)
-
-    def save(self, path: str) -> None:
-        self._policy.save(path)
-
-    def load(self, path: str) -> None:
-        self._policy.load(path)
-
-    def offload(self) -> None:
-        """On a CPU there is no device memory to free: nothing happens."""
-        self._policy.offload()
-
-    def onload(self) -> None:
-        self._policy.onload()
-
-    def parameters_hash(self) -> str:
-        return self._policy.parameters_hash()
-
-    def memory(self) -> dict[str, float]:
-        from rlpost.trainers.megatron import device
-
-        return device.memory()
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    seconds[phase] = time.perf_counter() - started
+        return self._network.export_weights(dtype)

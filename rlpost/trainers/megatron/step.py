@@ -43,9 +43,12 @@ class Totals:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the algorithm makes of the tokens of one micro-batch [M]."""
+    """What the algorithm makes of the tokens of one micro-batch [M].
 
-    advantages_M: torch.Tensor
+    `targets_M`: advantages for a policy, returns for a critic.
+    """
+
+    targets_M: torch.Tensor
     weights_M: torch.Tensor
 
 
@@ -73,23 +76,32 @@ def advantages(
 ) -> list[torch.Tensor]:
     """[M] for each of the rank's micro-batches of the whole batch.
 
-    All data-parallel ranks call it, also without any micro-batch. Without an old_logprobs pass the
-    algorithm gets NaN for them here: they are not known yet.
+    All data-parallel ranks call it, also without any micro-batch.
     """
+    inputs = token_inputs(algorithm.passes, batches, outcome=outcome, layout=layout)
+    return cut(algorithm.token_advantages(inputs), batches)
+
+
+def token_inputs(
+    passes: Sequence[str],
+    batches: Sequence[PackedBatch],
+    *,
+    outcome: Mapping[str, float],
+    layout: Layout,
+) -> TokenInputs:
+    """Without an old_logprobs pass the algorithm gets NaN for them: they are not known yet."""
     lengths_S = _lengths(batches)
     outcome_S = [outcome[name] for batch in batches for name in batch.sample_ids]
-    advantages_M = algorithm.token_advantages(
-        TokenInputs(
-            outcome_S=torch.tensor(outcome_S, dtype=torch.float32, device=device.device()),
-            lengths_S=lengths_S,
-            old_logprobs_M=_column(batches, "old_logprobs", algorithm.passes, lengths_S),
-            ref_logprobs_M=_column(batches, "ref_logprobs", algorithm.passes, lengths_S)
-            if "ref_logprobs" in algorithm.passes
-            else None,
-            reduce_sum=layout.sum_over_data,
-        )
+    given = {name: _column(batches, name) for name in passes}
+    unknown_M = torch.full((int(lengths_S.sum()),), torch.nan, device=device.device())
+    return TokenInputs(
+        outcome_S=torch.tensor(outcome_S, dtype=torch.float32, device=device.device()),
+        lengths_S=lengths_S,
+        old_logprobs_M=given.get("old_logprobs", unknown_M),
+        ref_logprobs_M=given.get("ref_logprobs"),
+        reduce_sum=layout.sum_over_data,
+        values_M=given.get("values"),
     )
-    return _cut(advantages_M, batches)
 
 
 def weights(
@@ -97,14 +109,15 @@ def weights(
 ) -> list[torch.Tensor]:
     """[M] for each of the rank's micro-batches of one optimizer step."""
     weights_M = algorithm.aggregation_weights(_lengths(batches), totals.tokens, totals.sequences)
-    return _cut(weights_M, batches)
+    return cut(weights_M, batches)
 
 
 def _lengths(batches: Sequence[PackedBatch]) -> torch.Tensor:
-    return _tensor(np.concatenate([np.zeros(0, np.int64), *(b.lengths_S for b in batches)]))
+    return to_device(np.concatenate([np.zeros(0, np.int64), *(b.lengths_S for b in batches)]))
 
 
-def _cut(values_M: torch.Tensor, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
+def cut(values_M: torch.Tensor, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
+    """[M] of all micro-batches -> [M] of each, float32."""
     return list(torch.split(values_M.float(), [batch.num_loss_tokens for batch in batches]))
 
 
@@ -123,7 +136,7 @@ def loss(
     if target is None or batch.num_loss_tokens == 0:
         return hidden.sum() * 0.0, {}
     logprobs_M, entropy_M = head(hidden, batch)
-    columns = {name: _tensor(values) for name, values in batch.columns.items()}
+    columns = {name: to_device(values) for name, values in batch.columns.items()}
     old_M = columns.get("old_logprobs", logprobs_M.detach())
     value, metrics = algorithm.loss(
         LossInputs(
@@ -132,9 +145,9 @@ def loss(
             old_logprobs_M=old_M,
             rollout_logprobs_M=columns["rollout_logprobs"],
             ref_logprobs_M=columns.get("ref_logprobs"),
-            advantages_M=target.advantages_M,
+            advantages_M=target.targets_M,
             weights_M=target.weights_M,
-            sequence_M=_tensor(batch.sequence_M),
+            sequence_M=to_device(batch.sequence_M),
             num_sequences=len(batch.sample_ids),
         )
     )
@@ -168,13 +181,9 @@ def measure(
     return metrics
 
 
-def _column(
-    batches: Sequence[PackedBatch], name: str, passes: Sequence[str], lengths_S: torch.Tensor
-) -> torch.Tensor:
-    if name not in passes:
-        return torch.full((int(lengths_S.sum()),), torch.nan, device=device.device())
-    return _tensor(np.concatenate([np.zeros(0, np.float32), *(b.columns[name] for b in batches)]))
+def _column(batches: Sequence[PackedBatch], name: str) -> torch.Tensor:
+    return to_device(np.concatenate([np.zeros(0, np.float32), *(b.columns[name] for b in batches)]))
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def to_device(array: Array) -> torch.Tensor:
     return torch.from_numpy(array).to(device.device())

@@ -1,0 +1,169 @@
+"""What ranks of all roles on Megatron-Core share. Torch and Megatron are imported in setup()."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlpost.errors import TrainerError
+from rlpost.trainers.base import RankSpec, TrainResult
+from rlpost.trainers.megatron.options import LrScheduleConfig, OptimizerConfig
+from rlpost.types import BatchView
+
+if TYPE_CHECKING:
+    from rlpost.trainers.megatron.network import Network
+
+N = TypeVar("N", bound="Network")
+
+
+@dataclass(frozen=True)
+class MegatronRoleConfig:
+    """Layout, memory, optimizer and limits of a role's ranks."""
+
+    tensor_model_parallel_size: PositiveInt
+    pipeline_model_parallel_size: PositiveInt
+    data_parallel_size: PositiveInt
+    make_vocab_size_divisible_by: PositiveInt
+    micro_batch_tokens: PositiveInt
+    megatron: dict[str, Any]
+    optimizer: OptimizerConfig
+    lr_schedule: LrScheduleConfig
+    max_skipped_steps: NonNegativeInt
+    num_cpus_per_rank: NonNegativeFloat
+    num_gpus_per_rank: NonNegativeFloat
+    threads_per_rank: PositiveInt
+    setup_deadline_s: PositiveFloat
+    step_deadline_s: PositiveFloat
+
+    def __post_init__(self) -> None:
+        if self.lr_schedule.min_lr > self.optimizer.lr:
+            raise ValueError(
+                f"lr_schedule.min_lr ({self.lr_schedule.min_lr:g}) is above optimizer.lr "
+                f"({self.optimizer.lr:g}); the rate decays from lr to min_lr"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return (
+            self.tensor_model_parallel_size
+            * self.pipeline_model_parallel_size
+            * self.data_parallel_size
+        )
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Set in a worker before it imports anything."""
+        return {
+            "OMP_NUM_THREADS": str(self.threads_per_rank),
+            # Megatron orders communication and computation of tensor parallelism by it.
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        }
+
+
+class MegatronRole(ABC, Generic[N]):
+    """One rank of a role. All ranks of a role are called together (see trainers/base.py)."""
+
+    def __init__(self, config: MegatronRoleConfig, *, spec: RankSpec, seed: int) -> None:
+        self.config = config
+        self.spec = spec
+        self.seed = seed
+        self._built: N | None = None
+
+    @abstractmethod
+    def _builder(self) -> Callable[[], N]:
+        """Imports what the role needs; the result builds the model once all ranks have joined."""
+
+    def setup(self) -> dict[str, float]:
+        """Joins the process group, builds and loads the model: {"import", "join", "build"}, s.
+
+        Raises ModelError, ConfigError or TrainerError.
+        """
+        self._check_spec()
+        seconds: dict[str, float] = {}
+        with _timed(seconds, "import"):
+            from rlpost.trainers.megatron import device, model
+
+            build = self._builder()
+        with _timed(seconds, "join"):
+            device.set_num_threads(self.config.threads_per_rank)
+            device.set_device(self.spec.rank)
+            device.prepare()
+            self._join(device.dist_backend())
+            model.init_parallel(
+                tp=self.config.tensor_model_parallel_size,
+                pp=self.config.pipeline_model_parallel_size,
+                seed=self.seed,
+            )
+        with _timed(seconds, "build"):
+            self._built = build()
+        return seconds
+
+    def _check_spec(self) -> None:
+        if self.spec.world_size != self.config.world_size:
+            raise TrainerError(
+                f"{self.spec.role} was started with {self.spec.world_size} ranks, but tensor x "
+                f"pipeline x data parallel size is {self.config.world_size}"
+            )
+
+    def _join(self, backend: str) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{self.spec.master_address}:{self.spec.master_port}",
+            rank=self.spec.rank,
+            world_size=self.spec.world_size,
+            timeout=timedelta(
+                seconds=max(self.config.setup_deadline_s, self.config.step_deadline_s)
+            ),
+        )
+
+    @property
+    def _network(self) -> N:
+        if self._built is None:
+            raise TrainerError(f"{self.spec.role}[{self.spec.rank}] was used before setup()")
+        return self._built
+
+    def data_parallel_rank(self) -> int:
+        return self._network.layout.data_rank
+
+    def train(self, view: BatchView) -> TrainResult:
+        return self._network.train(view)
+
+    def save_hf(self, path: str) -> None:
+        self._network.save_hf(path)
+
+    def save(self, path: str) -> None:
+        self._network.save(path)
+
+    def load(self, path: str) -> None:
+        self._network.load(path)
+
+    def offload(self) -> None:
+        """On a CPU there is no device memory to free: nothing happens."""
+        self._network.offload()
+
+    def onload(self) -> None:
+        self._network.onload()
+
+    def parameters_hash(self) -> str:
+        return self._network.parameters_hash()
+
+    def memory(self) -> dict[str, float]:
+        from rlpost.trainers.megatron import device
+
+        return device.memory()
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - started
