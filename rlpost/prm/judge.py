@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -84,6 +83,7 @@ class JudgePrmConfig:
 
     def conflicts(self, run: Any) -> Iterator[str]:
         yield from refuse_progress(self.credit, "a judge")
+        yield from self.limits.conflicts(run)
         if self.engine is None and run.engine is None:
             yield "prm.engine: null, but the run has no engine to ask; give prm a model and engine"
 
@@ -107,11 +107,9 @@ class JudgePrm:
     async def score(self, response: Response) -> list[float]:
         requests = self._requests(response)
         try:
-            answers = await asyncio.wait_for(
-                self._services.generate(requests), self._config.limits.deadline_s
-            )
-        except (EngineError, TimeoutError) as error:
-            self._budget.failed(f"{response.sample}: {type(error).__name__} {error}")
+            answers = await self._services.generate(requests)
+        except EngineError as error:
+            self._budget.failed(f"{response.sample}: {error}")
             return [math.nan] * len(response.ends)
         self._budget.succeeded()
         decode = self._services.scorer_tokenizer.decode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -17,9 +17,20 @@ class LimitsConfig:
     """Of the calls that score one response: time, and how many may fail before the run stops."""
 
     deadline_s: PositiveFloat
+    max_attempts: PositiveInt
     failure_window: PositiveInt
     max_failure_fraction: Annotated[float, Field(ge=0, le=1)]
     max_consecutive_failures: NonNegativeInt
+
+    def conflicts(self, run: Any) -> Iterator[str]:
+        """`run` is the whole RunConfig."""
+        longest, limit = self.deadline_s * self.max_attempts, run.rollout.config.generate_deadline_s
+        if longest > limit:
+            yield (
+                f"prm.limits.deadline_s ({self.deadline_s:g}) x max_attempts ({self.max_attempts}) "
+                f"is more than rollout.generate_deadline_s ({limit:g}), the limit of a whole "
+                "group; lower one or raise the other"
+            )
 
     def budget(self, what: str) -> FailureBudget:
         return FailureBudget(

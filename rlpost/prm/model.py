@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ class ModelPrmConfig:
 
     def conflicts(self, run: Any) -> Iterator[str]:
         """`run` is the whole RunConfig."""
+        yield from self.limits.conflicts(run)
         rollout, limit = run.rollout.config, self.model.config.max_length
         longest = rollout.max_prompt_tokens + rollout.max_response_tokens
         if longest > limit:
@@ -70,11 +70,9 @@ class ModelPrm:
 
     async def score(self, response: Response) -> list[float]:
         try:
-            outputs = await asyncio.wait_for(
-                self._services.classify(response.token_ids), self._config.limits.deadline_s
-            )
-        except (EngineError, TimeoutError) as error:
-            self._budget.failed(f"{response.sample}: {type(error).__name__} {error}")
+            outputs = await self._services.classify(response.token_ids)
+        except EngineError as error:
+            self._budget.failed(f"{response.sample}: {error}")
             return [math.nan] * len(response.ends)
         self._budget.succeeded()
         ends = list(response.ends)

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlpost.rewards.reward_set import Score, value_of
 from rlpost.rollout.base import Rollout
+from rlpost.rollout.process_rewards import StepScores
 from rlpost.types import Array, BlockRef, GroupHandle, Prompt, SampleBlock, sample_id
 
 
@@ -22,11 +23,16 @@ class GroupText:
 
 
 def make_block(
-    prompt: Prompt, rollouts: Sequence[Rollout], scores: Sequence[Score], text: GroupText
+    prompt: Prompt,
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+    text: GroupText,
+    steps: Sequence[StepScores] = (),
 ) -> SampleBlock:
     """All columns of a group. `scores` is empty for a group that was not scored: all NaN.
 
-    Text columns are object arrays; every other column is numeric or a fixed-width string.
+    With `steps` [G] the per-token column step_index and the samples' step_scores are there too.
+    Text columns and step_scores are object arrays; the others numeric or fixed-width strings.
     """
     return SampleBlock(
         sample_ids=tuple(sample_id(prompt.key, index) for index in range(len(rollouts))),
@@ -36,9 +42,11 @@ def make_block(
             "loss_mask": np.concatenate([rollout.loss_mask for rollout in rollouts]),
             "rollout_logprobs": np.concatenate([rollout.logprobs for rollout in rollouts]),
             "policy_versions": np.concatenate([rollout.policy_versions for rollout in rollouts]),
-        },
+        }
+        | _step_tokens(steps),
         scalars=_rollout_scalars(rollouts)
         | _score_scalars(scores, len(rollouts))
+        | _step_scalars(steps)
         | _text_scalars(prompt, text),
     )
 
@@ -67,6 +75,21 @@ def _score_scalars(scores: Sequence[Score], size: int) -> dict[str, Array]:
     return columns
 
 
+def _step_tokens(steps: Sequence[StepScores]) -> dict[str, Array]:
+    if not steps:
+        return {}
+    return {"step_index": np.concatenate([scored.steps.index_L for scored in steps])}
+
+
+def _step_scalars(steps: Sequence[StepScores]) -> dict[str, Array]:
+    if not steps:
+        return {}
+    column = np.empty(len(steps), object)
+    for row, scored in enumerate(steps):
+        column[row] = np.array(scored.scores, np.float32)
+    return {"step_scores": column}
+
+
 def _text_scalars(prompt: Prompt, text: GroupText) -> dict[str, Array]:
     size = len(text.responses)
     return {
@@ -84,6 +107,7 @@ def make_handle(
     scores: Sequence[Score],
     generate_s: float,
     reward_s: float,
+    steps: Sequence[StepScores] = (),
 ) -> GroupHandle:
     """The handle of a group that can be trained."""
     mask = block.tokens["loss_mask"]
@@ -102,6 +126,7 @@ def make_handle(
         verdict_counts=dict(Counter(statuses)),
         generate_s=generate_s,
         reward_s=reward_s,
+        step_rewards=tuple(scored.scores for scored in steps),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlpost.cluster import store
@@ -23,6 +23,7 @@ from rlpost.rollout.base import Rollout, RolloutConfig, Strategy, Tokenizer
 from rlpost.rollout.blocks import GroupText, failed_handle, make_block, make_handle
 from rlpost.rollout.encoding import decode_response, encode_prompt, load_tokenizer
 from rlpost.rollout.engine_pool import EnginePool, Ticket
+from rlpost.rollout.process_rewards import ProcessRewards, StepScores
 from rlpost.rollout.requests import Record, group_failure, group_requests, unanswered
 from rlpost.rollout.samples import write_samples
 from rlpost.types import BlockRef, Generation, GroupHandle, Prompt, Sampling
@@ -38,11 +39,15 @@ class Pending:
     ticket: Ticket | None
     policy_version: int
     started: float
+    record: Record
     failure: str = ""
 
 
 class RolloutWorker:
-    """Built from the `rollout` and `reward` sections; `start` before use, `close` at the end."""
+    """Built from the sections `rollout`, `reward`, `prm`; `start` before use, `close` at the end.
+
+    `prm_engines` are engines that serve the prm alone; `prm_model_path` is their model.
+    """
 
     def __init__(
         self,
@@ -54,6 +59,9 @@ class RolloutWorker:
         group_size: int,
         seed: int,
         run_dir: Path,
+        prm: Section | None = None,
+        prm_engines: Sequence[Worker] = (),
+        prm_model_path: str | None = None,
     ) -> None:
         """Raises ConfigError when the parts don't fit together."""
         self._config: RolloutConfig = rollout.config
@@ -67,12 +75,32 @@ class RolloutWorker:
         self._pending: dict[str, Pending] = {}
         self._tokenizer: Tokenizer = None
         self._engines, self._budget = self._engine_pool(engines)
+        self._prm = prm
+        self._prm_engines = tuple(prm_engines)
+        self._prm_model_path = prm_model_path
+        self._policy_engines = tuple(engines)
+        self._process_rewards: ProcessRewards | None = None
 
     async def start(self) -> None:
-        """Loads the tokenizer and starts the reward processes. Raises BudgetError for those."""
+        """Loads the tokenizer and starts the reward processes. Raises BudgetError for those,
+        ConfigError for a prm that does not fit the tokenizer."""
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
         if self._rewards is not None:
             await self._rewards.start()
+        if self._prm is not None:
+            await self._start_process_rewards(self._prm)
+
+    async def _start_process_rewards(self, prm: Section) -> None:
+        own = self._prm_model_path
+        self._process_rewards = ProcessRewards(
+            prm,
+            tokenizer=self._tokenizer,
+            scorer_tokenizer=await asyncio.to_thread(load_tokenizer, own or self._model_path),
+            engines=self._prm_engines,
+            policy_engines=self._policy_engines,
+            seed=self._seed,
+        )
+        await self._process_rewards.start()
 
     async def begin(
         self,
@@ -121,6 +149,8 @@ class RolloutWorker:
     async def renew_engines(self, engines: Sequence[Worker]) -> None:
         """New handles after engines were restarted."""
         self._require_engines().renew(engines)
+        if self._process_rewards is not None:
+            self._process_rewards.renew(engines)
 
     async def write_samples(
         self,
@@ -140,6 +170,8 @@ class RolloutWorker:
         """Ends the reward processes."""
         if self._rewards is not None:
             await self._rewards.close()
+        if self._process_rewards is not None:
+            await self._process_rewards.close()
 
     def _open(
         self,
@@ -151,7 +183,7 @@ class RolloutWorker:
         policy_version: int,
     ) -> Pending:
         ids = encode_prompt(self._tokenizer, prompt)
-        pending = Pending(prompt, ids, None, policy_version, time.monotonic())
+        pending = Pending(prompt, ids, None, policy_version, time.monotonic(), record)
         if len(ids) > self._config.max_prompt_tokens:
             pending.failure = "prompt_too_long"
         elif sampling := sampling or self._sampling:
@@ -182,8 +214,14 @@ class RolloutWorker:
         self._budget.succeeded()
         started = time.monotonic()
         text = self._text(pending, rollouts)
-        scores = await self._scores(pending.prompt, rollouts, text.responses)
-        block = make_block(pending.prompt, rollouts, scores, text)
+        scores, steps = await gather(
+            [
+                self._scores(pending.prompt, rollouts, text.responses),
+                self._step_scores(pending, rollouts),
+            ]
+        )
+        scores = self._with_steps(scores, steps)
+        block = make_block(pending.prompt, rollouts, scores, text, steps)
         return make_handle(
             pending.prompt,
             block,
@@ -191,7 +229,23 @@ class RolloutWorker:
             scores=scores,
             generate_s=generate_s,
             reward_s=time.monotonic() - started,
+            steps=steps,
         )
+
+    async def _step_scores(self, pending: Pending, rollouts: Sequence[Rollout]) -> list[StepScores]:
+        """Of training rollouts; an evaluation has no use for them."""
+        if self._process_rewards is None or pending.record == "eval":
+            return []
+        return await self._process_rewards.score(pending.prompt, rollouts)
+
+    def _with_steps(self, scores: list[Score], steps: list[StepScores]) -> list[Score]:
+        """The scores with rewards that take in the steps, where the credit mode says so."""
+        if self._process_rewards is None or not steps:
+            return scores
+        return [
+            replace(score, total=self._process_rewards.reward(score.total, scored))
+            for score, scored in zip(scores, steps, strict=True)
+        ]
 
     async def _scores(
         self, prompt: Prompt, rollouts: Sequence[Rollout], responses: Sequence[str]
