@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rlpost.data.balance import balanced_split
+from rlpost.prm.credit import CreditConfig, step_advantages
 from rlpost.types import BatchScalars, BatchView, GroupHandle, StoredBlock
 
 
@@ -43,14 +44,23 @@ class Batch:
         return replace(self, blocks=self.blocks + added)
 
 
-def scalars_of(groups: Sequence[GroupHandle]) -> BatchScalars:
-    """Flattens the groups' scalars, sample by sample, in group order."""
+def scalars_of(
+    groups: Sequence[GroupHandle], *, credit: CreditConfig | None = None
+) -> BatchScalars:
+    """Flattens the groups' scalars, sample by sample, in group order.
+
+    `credit` says how scores of steps become advantages, which needs whole groups.
+    """
+    step_rewards = tuple(steps for group in groups for steps in group.step_rewards)
+    group_ids = tuple(group.prompt_key for group in groups for _ in group.sample_ids)
     return BatchScalars(
         sample_ids=tuple(name for group in groups for name in group.sample_ids),
-        group_ids=tuple(group.prompt_key for group in groups for _ in group.sample_ids),
+        group_ids=group_ids,
         rewards=tuple(reward for group in groups for reward in group.rewards),
         lengths=tuple(length for group in groups for length in group.lengths),
         loss_tokens=tuple(tokens for group in groups for tokens in group.loss_tokens),
+        step_rewards=step_rewards,
+        step_advantages=step_advantages(credit, step_rewards, group_ids) if credit else (),
     )
 
 
@@ -60,6 +70,7 @@ def view_for(
     data_parallel_size: int,
     num_minibatches: int,
     num_visits: int = 1,
+    credit: CreditConfig | None = None,
 ) -> BatchView:
     """The batch as one role takes it: rows spread over its ranks, balanced by tokens.
 
@@ -74,7 +85,7 @@ def view_for(
     return BatchView(
         step=batch.step,
         blocks=batch.blocks,
-        scalars=scalars_of(batch.groups),
+        scalars=scalars_of(batch.groups, credit=credit),
         minibatches=tuple(_spread(chunk, data_parallel_size) for chunk in chunks) * num_visits,
     )
 

@@ -30,7 +30,19 @@ def rollout_metrics(batch: Batch) -> dict[str, float]:
         metrics[f"rollout/dropped/{reason}"] = float(count)
     for status, count in verdicts(batch.groups).items():
         metrics[f"rollout/verdict/{status}"] = float(count)
-    return metrics
+    return metrics | step_metrics([steps for group in batch.groups for steps in group.step_rewards])
+
+
+def step_metrics(steps: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Of the samples' step scores; nothing without process rewards."""
+    if not steps:
+        return {}
+    scores = _flat(steps)
+    return {
+        "prm/score/mean": _mean(scores),
+        "prm/steps/mean": _mean([float(len(scores)) for scores in steps]),
+        "prm/missing": float(sum(math.isnan(score) for score in scores)),
+    }
 
 
 def verdicts(groups: Sequence[GroupHandle]) -> Mapping[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from rlpost.trainers.megatron import export, rows, step
 from rlpost.trainers.megatron.forward import Head
 from rlpost.trainers.megatron.network import FORWARD_COLUMNS, Network
 from rlpost.trainers.megatron.packing import PackedBatch
+from rlpost.trainers.megatron.step_credit import STEP_INDEX, Earned, earned_steps, with_steps
 from rlpost.types import BatchView, PassResult
 
 if TYPE_CHECKING:
@@ -65,10 +67,15 @@ class Policy(Network):
         started = time.perf_counter()
         algorithm = self._trained_by()
         rows.check_view(view, data_size=self.layout.data_size)
-        columns = ("rollout_logprobs", *algorithm.passes)
+        earned = earned_steps(view.scalars)
+        columns = ("rollout_logprobs", *algorithm.passes, *((STEP_INDEX,) if earned else ()))
         by_name = self._read(view, FORWARD_COLUMNS + columns)
         shares = self._shares(
-            view, by_name, columns, algorithm=algorithm, make_targets=self._advantages
+            view,
+            by_name,
+            columns,
+            algorithm=algorithm,
+            make_targets=partial(self._advantages, earned),
         )
         skipped = self.counters.skipped_steps
         parts = [self._optimizer_step(shares[part], self._loss) for part in view.minibatches]
@@ -81,9 +88,10 @@ class Policy(Network):
         )
 
     def _advantages(
-        self, batches: Sequence[PackedBatch], outcome: Mapping[str, float]
+        self, earned: Earned, batches: Sequence[PackedBatch], outcome: Mapping[str, float]
     ) -> list[torch.Tensor]:
-        return step.advantages(self._trained_by(), batches, outcome=outcome, layout=self.layout)
+        made = step.advantages(self._trained_by(), batches, outcome=outcome, layout=self.layout)
+        return with_steps(made, batches, earned) if earned else made
 
     def _loss(
         self, hidden: torch.Tensor, batch: PackedBatch, target: step.Targets | None
