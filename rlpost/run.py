@@ -14,7 +14,7 @@ from rlpost.cluster.local import free_port, node_address
 from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
 from rlpost.config import RoleConfig, RunConfig, Section, build
 from rlpost.data.ledger import Ledger
-from rlpost.loops.driver import Driver, Role, Schedule
+from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
 from rlpost.loops.passes import plan_passes
 from rlpost.loops.rollouts import Rollouts
 from rlpost.plan import RunPlan
@@ -89,7 +89,7 @@ def prepare_models(config: RunConfig) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for role, parts in trainer_roles(config).items():
         known = [folder for model, folder in folders if model == parts.model]
-        paths[role] = known[0] if known else build(parts.model).prepare(Path(config.output_dir))
+        paths[role] = known[0] if known else build(parts.model).prepare(Path(config.output_dir) / "models")
         folders.append((parts.model, paths[role]))
     return paths
 
@@ -144,6 +144,7 @@ class Builder:
         return Driver(
             schedule=self.schedule(),
             passes=plan_passes(algorithm.passes),
+            critic_passes=plan_passes(algorithm.critic_passes if config.critic else ()),
             roles=roles,
             engines=engines,
             rollouts=Rollouts(
@@ -159,12 +160,14 @@ class Builder:
         )
 
     def schedule(self) -> Schedule:
+        algorithm = build(self.config.algorithm)
         return Schedule(
             num_steps=self.plan.num_steps,
             steps_per_epoch=self.plan.steps_per_epoch,
             prompts_per_step=self.plan.prompts_per_step,
             num_minibatches=self.plan.num_minibatches,
-            num_ppo_epochs=build(self.config.algorithm).num_ppo_epochs,
+            num_ppo_epochs=algorithm.num_ppo_epochs,
+            num_critic_only_steps=algorithm.num_critic_only_steps if self.config.critic else 0,
             step_deadline_s=self.config.trainer.config.step_deadline_s,
         )
 
@@ -201,15 +204,16 @@ class Builder:
         return Role(group, trainer.data_parallel_size)
 
     def rank_arguments(self, spec: RankSpec, parts: RoleConfig) -> Mapping[str, Any]:
-        trained = spec.role == "actor"
-        return {
+        arguments = {
             "spec": spec,
             "model_path": str(self.model_paths[spec.role]),
             "dtype": parts.model.config.dtype,
-            "algorithm": build(self.config.algorithm) if trained else None,
-            "temperature": self.config.rollout.config.temperature,
+            "algorithm": build(self.config.algorithm) if spec.role in TRAINED else None,
             "seed": self.config.seed,
         }
+        if spec.role == "critic":
+            return arguments
+        return arguments | {"temperature": self.config.rollout.config.temperature}
 
     async def start_engines(self, engines: list[Worker]) -> None:
         section = self.config.engine
