@@ -51,9 +51,14 @@ class Checkpointer:
         return last or epoch_end or (interval > 0 and step % interval == 0)
 
     async def save(
-        self, step: int, *, roles: Mapping[str, WorkerGroup], export: str, state: Mapping[str, Any]
+        self,
+        step: int,
+        *,
+        roles: Mapping[str, WorkerGroup],
+        exports: Mapping[str, str],
+        state: Mapping[str, Any],
     ) -> Path:
-        """Saves every role, the Hugging Face export of role `export`, and the driver's state."""
+        """Saves every role, the Hugging Face `exports` (folder -> role), and the driver's state."""
         final = self.directory / f"step_{step:06d}"
         partial = self.directory / f".partial_{final.name}"
         shutil.rmtree(partial, ignore_errors=True)
@@ -61,7 +66,8 @@ class Checkpointer:
         deadline_s = self.config.deadline_s
         for role, group in roles.items():
             await group.call("save", str(partial / role), deadline_s=deadline_s)
-        await roles[export].call("save_hf", str(partial / "hf"), deadline_s=deadline_s)
+        for name, role in exports.items():
+            await roles[role].call("save_hf", str(partial / name), deadline_s=deadline_s)
         (partial / STATE).write_text(json.dumps(state))
         write_manifest(partial)
         shutil.rmtree(final, ignore_errors=True)

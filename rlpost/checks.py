@@ -42,13 +42,47 @@ def minibatches_hold_whole_groups(config: RunConfig) -> Iterator[str]:
 
 
 def ranks_share_evenly(config: RunConfig) -> Iterator[str]:
-    ranks = config.trainer.config.data_parallel_size
     samples = config.train_batch_size // num_minibatches(config)
-    if samples % ranks:
+    trainers = {"trainer": config.trainer}
+    if config.critic is not None:
+        trainers["critic"] = config.critic.trainer
+    for name, trainer in trainers.items():
+        ranks = trainer.config.data_parallel_size
+        if samples % ranks:
+            yield (
+                f"the {samples} samples of an optimizer step (train_batch_size / "
+                f"algorithm.num_minibatches) must be a multiple of the {name}'s {ranks} "
+                f"data-parallel ranks; try {multiples_around(samples, ranks)} samples, or another "
+                "number of ranks"
+            )
+
+
+def values_have_a_critic(config: RunConfig) -> Iterator[str]:
+    algorithm = config.algorithm.target.__name__
+    needed = "values" in build(config.algorithm).passes
+    if needed and config.critic is None:
+        yield f"critic: null, but {algorithm} needs values; choose an option (critic=megatron)"
+    if not needed and config.critic is not None:
         yield (
-            f"the {samples} samples of an optimizer step (train_batch_size / "
-            f"algorithm.num_minibatches) must be a multiple of the trainer's {ranks} data-parallel "
-            f"ranks; try {multiples_around(samples, ranks)} samples, or another number of ranks"
+            f"critic: has no effect, as {algorithm} reads no values; switch it off (critic=null) "
+            "or choose algorithm=ppo"
+        )
+    if not hasattr(config.trainer.target, "compute_logprobs"):
+        yield f"trainer: {config.trainer.target.__name__} computes no log-probs; choose megatron"
+    if config.critic is not None and not hasattr(config.critic.trainer.target, "compute_values"):
+        yield (
+            f"critic.trainer: {config.critic.trainer.target.__name__} computes no values; choose "
+            "trainer@critic.trainer=megatron_critic"
+        )
+
+
+def critic_only_steps_end_at_an_update(config: RunConfig) -> Iterator[str]:
+    steps = getattr(config.algorithm.config, "num_critic_only_steps", 0)
+    interval = getattr(config.loop.config, "update_weights_interval", 1)
+    if steps % interval:
+        yield (
+            f"algorithm.num_critic_only_steps ({steps}) must be a multiple of "
+            f"loop.update_weights_interval ({interval}); try {multiples_around(steps, interval)}"
         )
 
 
@@ -112,6 +146,8 @@ RULES = (
     batch_holds_whole_groups,
     minibatches_hold_whole_groups,
     ranks_share_evenly,
+    values_have_a_critic,
+    critic_only_steps_end_at_an_update,
     lengths_fit_the_model,
     rollouts_have_what_they_need,
     weights_reach_the_engines,

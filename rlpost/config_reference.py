@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlpost.config import RunConfig
+from rlpost.config import RoleConfig, RunConfig
 from rlpost.overrides import CONF
 from rlpost.validation import TARGET, import_target
 from rlpost.wording import describe, schema, schema_at
@@ -59,12 +59,14 @@ def section(file: Path) -> Iterator[str]:
     """Markdown of one file: title, what it is, a table of its keys."""
     found = list(rows(file.read_text()))
     target = next((row for row in found if row.key == TARGET), None)
-    yield f"### `{file.parent.name}={file.stem}`" if target else f"### `{file.stem}`"
+    shared = file.parent == CONF
+    yield f"### `{file.stem}`" if shared else f"### `{file.parent.name}={file.stem}`"
     yield ""
     if target:
         yield " ".join(filter(None, [target.comment, f"Class `{target.value}`."]))
         yield ""
-    cls = import_target(target.value, ["rlpost."]).Config if target else RunConfig
+    whole = RoleConfig if file.parent.name == "critic" else RunConfig
+    cls = import_target(target.value, ["rlpost."]).Config if target else whole
     table = [row for row in found if row.key.split(".")[0] not in (TARGET, "defaults")]
     if table:
         yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")

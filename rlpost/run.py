@@ -18,7 +18,8 @@ from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
 from rlpost.loops.passes import plan_passes
 from rlpost.loops.rollouts import Rollouts
 from rlpost.plan import RunPlan
-from rlpost.roles import trainer_roles
+from rlpost.prm.credit import CreditConfig
+from rlpost.roles import ServedConfig, served_prm, trainer_roles
 from rlpost.rollout.worker import RolloutWorker
 from rlpost.tracking.base import RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
@@ -85,12 +86,16 @@ def closing(tracker: Tracker) -> Iterator[None]:
 
 def prepare_models(config: RunConfig) -> dict[str, Path]:
     """Role -> folder of its model, downloaded, converted or trained if it is not there yet."""
+    cache_dir = Path(config.output_dir) / "models"
     folders: list[tuple[Section, Path]] = []
     paths: dict[str, Path] = {}
     for role, parts in trainer_roles(config).items():
         known = [folder for model, folder in folders if model == parts.model]
-        paths[role] = known[0] if known else build(parts.model).prepare(Path(config.output_dir) / "models")
+        paths[role] = known[0] if known else build(parts.model).prepare(cache_dir)
         folders.append((parts.model, paths[role]))
+    if served := served_prm(config):
+        known = [folder for model, folder in folders if model == served.model]
+        paths["prm"] = known[0] if known else build(served.model).prepare(cache_dir)
     return paths
 
 
@@ -101,10 +106,12 @@ def placements(config: RunConfig) -> dict[str, list[Placement]]:
         trainer = parts.trainer.config
         rank = Placement(trainer.num_cpus_per_rank, trainer.num_gpus_per_rank, trainer.env)
         demands[role] = [rank] * trainer.world_size
-    if config.engine is not None:
-        engine = config.engine.config
-        replica = Placement(engine.num_cpus_per_engine, engine.num_gpus_per_engine, engine.env)
-        demands["engine"] = [replica] * engine.num_engines
+    served = served_prm(config)
+    for role, section in (("engine", config.engine), ("prm", served and served.engine)):
+        if section is not None:
+            engine = section.config
+            replica = Placement(engine.num_cpus_per_engine, engine.num_gpus_per_engine, engine.env)
+            demands[role] = [replica] * engine.num_engines
     demands["rollout"] = [Placement(1, 0, {"OMP_NUM_THREADS": "1"})]
     return demands
 
@@ -121,22 +128,24 @@ class Builder:
     recorder: Recorder
 
     async def run(self) -> float | None:
+        prm_engines = self.spawn("prm") if served_prm(self.config) else []
         with self.recorder.span("start"):
-            driver = await self.build_driver()
-        async with disposing(driver):
+            driver = await self.build_driver(prm_engines)
+        async with disposing(driver, prm_engines):
             if self.config.resume_from is not None:
                 await driver.resume(Path(self.config.resume_from))
             await build(self.config.loop).run(driver)
         return None
 
-    async def build_driver(self) -> Driver:
+    async def build_driver(self, prm_engines: list[Worker]) -> Driver:
         config = self.config
         engines = self.spawn("engine") if config.engine is not None else []
-        roles, _, worker, source = await gather(
+        roles, _, _, worker, source = await gather(
             [
                 self.start_roles(),
                 self.start_engines(engines),
-                self.start_rollout(engines),
+                self.start_prm(prm_engines),
+                self.start_rollout(engines, prm_engines),
                 asyncio.to_thread(build, config.data, seed=config.seed),
             ]
         )
@@ -157,6 +166,7 @@ class Builder:
             recorder=self.recorder,
             scored=config.reward is not None,
             drop_constant=algorithm.dynamic_sampling,
+            credit=step_credit(config),
         )
 
     def schedule(self) -> Schedule:
@@ -218,20 +228,26 @@ class Builder:
     async def start_engines(self, engines: list[Worker]) -> None:
         section = self.config.engine
         if section is not None:
-            await gather(self.start_engine(section, engine) for engine in engines)
+            served = ServedConfig(self.config.model, section)
+            await gather(self.start_engine(served, engine, "actor") for engine in engines)
 
-    async def start_engine(self, section: Section, engine: Worker) -> None:
+    async def start_prm(self, engines: list[Worker]) -> None:
+        if served := served_prm(self.config):
+            await gather(self.start_engine(served, engine, "prm") for engine in engines)
+
+    async def start_engine(self, served: ServedConfig, engine: Worker, model: str) -> None:
+        section, options = served.engine, served.model.config
         arguments = {
-            "model_path": str(self.model_paths["actor"]),
-            "dtype": self.config.model.config.dtype,
-            "max_model_len": self.config.model.config.max_length,
+            "model_path": str(self.model_paths[model]),
+            "dtype": options.dtype,
+            "max_model_len": options.max_length,
             "rank": engine.rank,
             "seed": self.config.seed,
         }
         await engine.create(section.target, [section.config], arguments, deadline_s=120.0)
         await engine.call("start", deadline_s=section.config.start_deadline_s)
 
-    async def start_rollout(self, engines: list[Worker]) -> Worker:
+    async def start_rollout(self, engines: list[Worker], prm_engines: list[Worker]) -> Worker:
         (worker,) = self.spawn("rollout")
         arguments = {
             "model_path": str(self.model_paths["actor"]),
@@ -240,6 +256,9 @@ class Builder:
             "group_size": self.config.group_size,
             "seed": self.config.seed,
             "run_dir": self.run_dir,
+            "prm": self.config.prm,
+            "prm_engines": prm_engines,
+            "prm_model_path": str(self.model_paths["prm"]) if prm_engines else None,
         }
         await worker.create(RolloutWorker, [self.config.rollout], arguments, deadline_s=120.0)
         await worker.call("start", deadline_s=120.0)
@@ -252,10 +271,20 @@ class Builder:
         ]
 
 
+def step_credit(config: RunConfig) -> CreditConfig | None:
+    """How step scores become advantages; None where they don't (the reward takes them in)."""
+    if config.prm is None or config.prm.config.credit.mode == "aggregate":
+        return None
+    credit: CreditConfig = config.prm.config.credit
+    return credit
+
+
 @contextlib.asynccontextmanager
-async def disposing(driver: Driver) -> AsyncIterator[Driver]:
+async def disposing(driver: Driver, prm_engines: list[Worker]) -> AsyncIterator[Driver]:
     """Ends pending work and stops engines and the reward pool, whatever happened."""
     try:
         yield driver
     finally:
         await driver.dispose()
+        stops = [engine.call("shutdown", deadline_s=10.0) for engine in prm_engines]
+        await asyncio.gather(*stops, return_exceptions=True)

@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from rlpost.data.ledger import Ledger
     from rlpost.loops.evaluation import Evaluator
     from rlpost.loops.rollouts import Rollouts
+    from rlpost.prm.credit import CreditConfig
     from rlpost.tracking.recorder import Recorder
     from rlpost.trainers.base import TrainResult
     from rlpost.weight_sync.transaction import WeightSync
+
+
+TRAINED = ("actor", "critic")
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,15 @@ class Schedule:
     prompts_per_step: int
     num_minibatches: int
     num_ppo_epochs: int
+    num_critic_only_steps: int
     step_deadline_s: float
 
     def is_last(self, step: int) -> bool:
         return step == self.num_steps
+
+    def trains_actor(self, step: int) -> bool:
+        """Whether batch number `step` (from 0) trains the actor, or the critic only."""
+        return step >= self.num_critic_only_steps
 
     def is_epoch_end(self, step: int) -> bool:
         return step > 0 and step % self.steps_per_epoch == 0
@@ -55,10 +64,14 @@ class Role:
 
 @dataclass
 class Driver:
-    """Services of a run and its position. `step` counts finished batches."""
+    """Services of a run and its position. `step` counts finished batches.
+
+    `critic_passes` take the place of `passes` on a batch that trains the critic only.
+    """
 
     schedule: Schedule
     passes: tuple[Pass, ...]
+    critic_passes: tuple[Pass, ...]
     roles: dict[str, Role]
     engines: list[Worker]
     rollouts: Rollouts
@@ -69,6 +82,7 @@ class Driver:
     recorder: Recorder
     scored: bool
     drop_constant: bool
+    credit: CreditConfig | None = None  # of process rewards, where they make advantages
     step: int = 0
     policy_version: int = 0
     resumed: bool = False
@@ -78,6 +92,11 @@ class Driver:
     @property
     def actor(self) -> Role:
         return self.roles["actor"]
+
+    @property
+    def trained(self) -> dict[str, Role]:
+        """The roles with an optimizer: what a checkpoint holds and a resume restores."""
+        return {name: role for name, role in self.roles.items() if name in TRAINED}
 
     # -- take a batch ------------------------------------------------------------------------
 
@@ -118,13 +137,13 @@ class Driver:
 
     async def run_passes(self, batch: Batch) -> Batch:
         """The batch with the columns the plan of passes adds."""
+        trains_actor = self.schedule.trains_actor(batch.step)
+        passes = self.passes if trains_actor else self.critic_passes
         with self.recorder.span("logprobs"):
             done: set[str] = set()
-            while len(done) < len(self.passes):
+            while len(done) < len(passes):
                 ready = [
-                    item
-                    for item in self.passes
-                    if item.name not in done and done.issuperset(item.needs)
+                    item for item in passes if item.name not in done and done.issuperset(item.needs)
                 ]
                 for blocks in await gather(self._run_pass(batch, item) for item in ready):
                     batch = batch.with_blocks(blocks)
@@ -138,19 +157,37 @@ class Driver:
             item.method, view, item.name, deadline_s=self.schedule.step_deadline_s
         )
         check_delivered(item, parts, view)
+        self.recorder.add_time(item.name, max(part.seconds for part in parts))
         return [part.block for part in parts]
 
     async def train(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """The batch's optimizer steps; the batch with its advantages, and all ranks' metrics."""
-        view = self._view(batch, self.actor, num_visits=self.schedule.num_ppo_epochs)
+        """The batch's optimizer steps, of all trained roles at the same time.
+
+        Returns the batch with its advantages and returns, and the metrics of all ranks.
+        """
+        names = [
+            name
+            for name in self.trained
+            if name != "actor" or self.schedule.trains_actor(batch.step)
+        ]
         with self.recorder.span("train"):
-            parts: list[TrainResult] = await self.actor.group.call(
-                "train", view, deadline_s=self.schedule.step_deadline_s
-            )
+            trained = await gather(self._train_role(batch, self.roles[name]) for name in names)
         self.step += 1
-        metrics = results(merge(part.metrics for part in parts))
-        metrics["train/skipped_steps"] = float(parts[0].skipped_steps)
-        return batch.with_blocks(part.block for part in parts), metrics
+        metrics: dict[str, float] = {}
+        for name, parts in zip(names, trained, strict=True):
+            batch = batch.with_blocks(part.block for part in parts)
+            metrics |= results(merge(part.metrics for part in parts))
+            area = "train" if name == "actor" else name
+            metrics[f"{area}/skipped_steps"] = float(parts[0].skipped_steps)
+            self.recorder.add_time(f"train_{name}", max(part.seconds for part in parts))
+        return batch, metrics
+
+    async def _train_role(self, batch: Batch, role: Role) -> list[TrainResult]:
+        view = self._view(batch, role, num_visits=self.schedule.num_ppo_epochs)
+        results: list[TrainResult] = await role.group.call(
+            "train", view, deadline_s=self.schedule.step_deadline_s
+        )
+        return results
 
     def _view(self, batch: Batch, role: Role, *, num_visits: int = 1) -> BatchView:
         return view_for(
@@ -158,6 +195,7 @@ class Driver:
             data_parallel_size=role.data_parallel_size,
             num_minibatches=self.schedule.num_minibatches,
             num_visits=num_visits,
+            credit=self.credit,
         )
 
     # -- the frame of a run ------------------------------------------------------------------
@@ -186,7 +224,12 @@ class Driver:
     # -- publish, save, eval -----------------------------------------------------------------
 
     async def publish_update(self) -> None:
-        """The optimizer's last update becomes a policy version, and reaches the engines."""
+        """The optimizer's last update becomes a policy version, and reaches the engines.
+
+        A batch that trained the critic only has made no new policy: nothing happens.
+        """
+        if not self.schedule.trains_actor(self.step - 1):
+            return
         self.policy_version += 1
         await self.publish()
 
@@ -210,8 +253,8 @@ class Driver:
         with self.recorder.span("save"):
             self.last_checkpoint = await self.checkpointer.save(
                 self.step,
-                roles={"actor": self.actor.group},
-                export="actor",
+                roles={name: role.group for name, role in self.trained.items()},
+                exports={f"{name}_hf" if name != "actor" else "hf": name for name in self.trained},
                 state=self.state_dict(),
             )
 
@@ -280,7 +323,8 @@ class Driver:
 
     async def resume(self, folder: Path) -> None:
         """Goes on from a checkpoint: weights, optimizer, data position and policy version."""
-        state = await self.checkpointer.load(folder, roles={"actor": self.actor.group})
+        groups = {name: role.group for name, role in self.trained.items()}
+        state = await self.checkpointer.load(folder, roles=groups)
         self.step = int(state["step"])
         self.policy_version = int(state["policy_version"])
         self.ledger.load_state_dict(state["ledger"])

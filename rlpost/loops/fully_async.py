@@ -59,6 +59,7 @@ class FullyAsyncLoop:
     def _stream(self, driver: Driver) -> RolloutStream:
         settings = StreamSettings(
             num_steps=driver.schedule.num_steps,
+            num_critic_only_steps=driver.schedule.num_critic_only_steps,
             first_step=driver.step,
             prompts_per_step=driver.schedule.prompts_per_step,
             update_weights_interval=self.config.update_weights_interval,

@@ -29,6 +29,7 @@ KNOWN = {
     for item in (
         Pass("old_logprobs", "actor", "compute_logprobs"),
         Pass("ref_logprobs", "reference", "compute_logprobs"),
+        Pass("values", "critic", "compute_values"),
     )
 }
 

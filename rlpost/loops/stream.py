@@ -7,9 +7,10 @@ the trainer's version is (n // P) // u. Its staleness then is at most S if
 
     n < (v + S + 1) * u * P                                              [AReaL, arXiv:2505.24298]
 
-at the version v under which it starts. Groups overtake each other, so the bound is checked again
-at consumption: `drop` evicts a group that is too old and draws another; `wait` lets the trainer
-wait for running groups that would be too old after the next update.
+at the version v under which it starts. Batches at the start that train the critic only make no
+versions, so as many more may be in flight. Groups overtake each other, so the bound is checked
+again at consumption: `drop` evicts a group that is too old and draws another; `wait` lets the
+trainer wait for running groups that would be too old after the next update.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class StreamSettings:
     """The numbers of the bound (letters above); `num_steps` batches are made in all."""
 
     num_steps: int
+    num_critic_only_steps: int
     first_step: int
     prompts_per_step: int
     update_weights_interval: int
@@ -87,7 +89,8 @@ class RolloutStream:
         s = self.settings
         reachable = (self.version + s.max_staleness + 1) * s.update_weights_interval
         first = self._first_version * s.update_weights_interval
-        batches = min(reachable - first, s.num_steps - s.first_step)
+        critic_only = max(0, s.num_critic_only_steps - s.first_step)
+        batches = min(reachable - first + critic_only, s.num_steps - s.first_step)
         held = self._num_taken + len(self._ready) + len(self._started_at)
         return batches * s.prompts_per_step - held
 

@@ -44,11 +44,15 @@ class SyncLoop:
     async def _train(self, driver: Driver, batch: Batch) -> tuple[Batch, dict[str, float]]:
         if self.config.colocate:
             await gather(engine.call("sleep", deadline_s=300.0) for engine in driver.engines)
-            await driver.actor.group.call("onload", deadline_s=300.0)
+            await gather(
+                role.group.call("onload", deadline_s=300.0) for role in driver.roles.values()
+            )
         return await driver.train(await driver.run_passes(batch))
 
     async def _publish(self, driver: Driver) -> None:
         if self.config.colocate:
-            await driver.actor.group.call("offload", deadline_s=300.0)
+            await gather(
+                role.group.call("offload", deadline_s=300.0) for role in driver.roles.values()
+            )
             await gather(engine.call("wake", deadline_s=300.0) for engine in driver.engines)
         await driver.publish_update()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlpost.checks import check
-from rlpost.config import RunConfig, Section
+from rlpost.config import RoleConfig, RunConfig, Section
 from rlpost.errors import ConfigError
 from rlpost.plan import RunPlan, tables
 
@@ -34,6 +34,8 @@ class ToyConfig:
     path: str = "owner/name"
     num_prompts: int = 100
     said: tuple[str, ...] = ()
+    num_critic_only_steps: int = 0
+    update_weights_interval: int = 1
 
     def conflicts(self, run: RunConfig) -> tuple[str, ...]:
         return self.said
@@ -46,11 +48,26 @@ class Toy:
         self.passes = config.passes
         self._config = config
 
+    def compute_logprobs(self) -> None:
+        """A policy's trainer has it."""
+
     def sampling(self, group_size: int) -> str | None:
         return "sampling" if self._config.samples else None
 
     def __len__(self) -> int:
         return self._config.num_prompts
+
+
+class ToyCritic(Toy):
+    compute_values = None
+
+
+def critic(**changes: Any) -> RoleConfig:
+    trainer = Section("critic.trainer", ToyCritic, ToyConfig(**changes))
+    return RoleConfig(section(), trainer)
+
+
+WITH_VALUES = ("old_logprobs", "values")
 
 
 def section(**changes: Any) -> Section:
@@ -207,3 +224,35 @@ def test_all_contradictions_are_reported_at_once() -> None:
 def test_exactly_one_of_steps_and_epochs(steps: tuple[int | None, int | None]) -> None:
     with pytest.raises(ValueError, match="exactly one of num_steps"):
         run_config(num_steps=steps[0], num_epochs=steps[1])
+
+
+def test_values_and_a_critic_go_together() -> None:
+    asking = section(passes=WITH_VALUES)
+    check(run_config(algorithm=asking, critic=critic()))
+    assert problems(run_config(algorithm=asking)) == [
+        "critic: null, but Toy needs values; choose an option (critic=megatron)"
+    ]
+    assert problems(run_config(critic=critic())) == [
+        "critic: has no effect, as Toy reads no values; switch it off (critic=null) or choose "
+        "algorithm=ppo"
+    ]
+
+
+def test_a_critic_has_ranks_that_compute_values_and_share_evenly() -> None:
+    asking = section(passes=WITH_VALUES)
+    found = problems(run_config(algorithm=asking, critic=RoleConfig(section(), section())))
+    assert "choose trainer@critic.trainer=megatron_critic" in found[0]
+    (found,) = problems(run_config(algorithm=asking, critic=critic(data_parallel_size=3)))
+    assert "must be a multiple of the critic's 3 data-parallel ranks" in found
+
+
+def test_the_critic_runs_as_a_role_of_its_own() -> None:
+    plan = RunPlan.of(run_config(algorithm=section(passes=WITH_VALUES), critic=critic()))
+    assert [share.role for share in plan.roles] == ["actor", "critic", "engine"]
+
+
+def test_critic_only_steps_are_whole_intervals_of_updates() -> None:
+    algorithm = section(passes=WITH_VALUES, num_critic_only_steps=5)
+    loop = section(update_weights_interval=2)
+    (found,) = problems(run_config(algorithm=algorithm, critic=critic(), loop=loop))
+    assert found.endswith("multiple of loop.update_weights_interval (2); try 4 or 6")

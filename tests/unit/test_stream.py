@@ -60,6 +60,7 @@ class Engines:
 def stream_of(engines, *, num_steps=12, max_staleness=1, on_stale="wait", interval=1, factor=50.0):
     settings = StreamSettings(
         num_steps=num_steps,
+        num_critic_only_steps=0,
         first_step=0,
         prompts_per_step=PROMPTS_PER_STEP,
         update_weights_interval=interval,
