@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rlpost.config import RunConfig, build
 from rlpost.errors import ConfigError, DataError
-from rlpost.roles import trainer_roles
+from rlpost.roles import served_prm, trainer_roles
 from rlpost.validation import Section
 from rlpost.wording import join
 
@@ -127,14 +127,17 @@ def roles(config: RunConfig) -> Iterator[RoleShare]:
             trainer.num_gpus_per_rank,
             tuple(pinned.get(role, ())),
         )
-    if config.engine is not None:
-        engine = config.engine.config
+    served = served_prm(config)
+    for role, section in (("engine", config.engine), ("prm", served and served.engine)):
+        if section is None:
+            continue
+        engine = section.config
         yield RoleShare(
-            "engine",
+            role,
             engine.num_engines,
             engine.num_cpus_per_engine,
             engine.num_gpus_per_engine,
-            tuple(pinned.get("engine", ())),
+            tuple(pinned.get(role, ())),
         )
 
 

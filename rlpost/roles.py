@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from rlpost.config import RoleConfig, RunConfig, build
+from dataclasses import dataclass
+
+from rlpost.config import RoleConfig, RunConfig, Section, build
+
+
+@dataclass(frozen=True)
+class ServedConfig:
+    """A model that is served, never trained, by engines of its own."""
+
+    model: Section
+    engine: Section
 
 
 def needs_reference(config: RunConfig) -> bool:
@@ -19,3 +29,11 @@ def trainer_roles(config: RunConfig) -> dict[str, RoleConfig]:
     if config.critic is not None:
         roles["critic"] = config.critic
     return roles | {f"teacher.{name}": role for name, role in config.teachers.items()}
+
+
+def served_prm(config: RunConfig) -> ServedConfig | None:
+    """The process reward model or judge with engines of its own; None if no such is asked."""
+    prm = None if config.prm is None else config.prm.config
+    if getattr(prm, "engine", None) is None:
+        return None
+    return ServedConfig(prm.model, prm.engine)

@@ -52,7 +52,7 @@ class JudgePrmConfig:
                 f"num_votes ({self.num_votes}) at temperature 0 are copies of one vote; set "
                 "num_votes: 1, or a temperature"
             )
-        if self.good_verdict == self.bad_verdict:
+        if self.good_verdict.casefold() == self.bad_verdict.casefold():
             raise ValueError(f"good_verdict and bad_verdict are both {self.good_verdict!r}")
         self._check_template()
         self._check_pattern()
@@ -173,8 +173,10 @@ def vote_of(text: str, config: JudgePrmConfig) -> float:
     found = None
     for found in re.finditer(config.verdict_pattern, text):  # noqa: B007
         pass
-    verdict = None if found is None else found.group(found.re.groups).strip()
-    return {config.good_verdict: 1.0, config.bad_verdict: 0.0}.get(verdict or "", math.nan)
+    if found is None:
+        return math.nan
+    values = {config.good_verdict.casefold(): 1.0, config.bad_verdict.casefold(): 0.0}
+    return values.get(found.group(found.re.groups).strip().casefold(), math.nan)
 
 
 def settled(votes: Sequence[float], rule: Rule) -> float:
