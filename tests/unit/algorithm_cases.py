@@ -46,7 +46,14 @@ def token_inputs(outcome, rows=None, reduce_sum=lambda tensor: tensor):
     chosen = torch.isin(sequence_numbers(torch.tensor(LENGTHS)), torch.tensor(rows))
     old = noise(2, -2, -1)[chosen]
     lengths = torch.tensor([LENGTHS[row] for row in rows])
-    return TokenInputs(outcome[rows], lengths, old, noise(4, -2, -1)[chosen], reduce_sum)
+    return TokenInputs(
+        outcome[rows],
+        lengths,
+        old,
+        noise(4, -2, -1)[chosen],
+        reduce_sum,
+        values_M=noise(6, -0.5, 1)[chosen],
+    )
 
 
 def loss_inputs(algorithm, advantages):

@@ -56,10 +56,15 @@ CASES = [
     ("reinforce_pp", {}, {"kl_placement": "loss"}),
     ("reinforce_pp", {}, {"group_baseline": True, "singleton": "zero"}),
     ("reinforce_pp_baseline", {}, {"singleton": "raw"}),
+    ("ppo", {}, {"gamma": 0.9}),
+    ("ppo", {}, {"lam": 0.9}),
+    ("ppo", {}, {"whiten_advantages": False}),
+    ("ppo", {}, {"kl_coef": 0.3}),
     ("sft", {}, NORM),
     ("sft", NORM, {"norm_length": 9}),
 ]
-LOOP_OPTIONS = {"num_minibatches", "num_ppo_epochs", "dynamic_sampling"}
+LOOP_OPTIONS = {"num_minibatches", "num_ppo_epochs", "dynamic_sampling", "num_critic_only_steps"}
+CRITIC_OPTIONS = {"value_clip"}  # see test_ppo.py
 
 
 @pytest.mark.parametrize(("name", "options", "change"), CASES)
@@ -74,7 +79,7 @@ def test_option_changes_the_gradient(name, options, change):
 
 
 def test_no_option_is_left_out_above():
-    tested = {key for _, _, change in CASES for key in change} | LOOP_OPTIONS
+    tested = {key for _, _, change in CASES for key in change} | LOOP_OPTIONS | CRITIC_OPTIONS
     known = {field.name for name in NAMES for field in fields(build(name).Config)}
     assert known == tested
 
