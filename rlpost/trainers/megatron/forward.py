@@ -13,9 +13,14 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from rlpost.errors import TrainerError
 from rlpost.trainers.megatron import device
-from rlpost.trainers.megatron.logprobs import VocabShard, logprobs_and_entropy
+from rlpost.trainers.megatron.logprobs import (
+    VocabShard,
+    logprobs_and_entropy,
+    support_logprobs,
+)
 from rlpost.trainers.megatron.model import forward_packed, output_weight
 from rlpost.trainers.megatron.packing import PackedBatch
+from rlpost.trainers.megatron.support import Frozen, Scores, full_divergence, score
 
 # (log-probs [M], entropy [M], micro-batch) -> what the schedule collects
 Consumer = Callable[[torch.Tensor, torch.Tensor, PackedBatch], Any]
@@ -35,13 +40,61 @@ class Head:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [1, T, H] -> (log-probs [M], entropy [M])."""
         return logprobs_and_entropy(
-            hidden[0].index_select(0, self._to_device(batch.hidden_rows_M)),
+            self.predicting(hidden, batch),
             output_weight(self.model),
             self._to_device(batch.targets_M),
-            shard=self._shard(),
-            temperature=self.temperature,
-            chunk=self.chunk,
+            **self._settings(),
         )
+
+    def at(
+        self, hidden: torch.Tensor, batch: PackedBatch, ids_MK: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(log-probs [M], entropy [M], log-probs at more ids [M, K]) from one pass over logits."""
+        targets_M1 = self._to_device(batch.targets_M)[:, None]
+        logprobs, entropy_M = support_logprobs(
+            self.predicting(hidden, batch),
+            output_weight(self.model),
+            torch.cat([targets_M1, ids_MK], dim=1),
+            **self._settings(),
+        )
+        return logprobs[:, 0], entropy_M, logprobs[:, 1:]
+
+    def score(
+        self, hidden: torch.Tensor, batch: PackedBatch, ids_MK: torch.Tensor | None, *, top: int
+    ) -> Scores:
+        """Of the targets, then of `ids_MK`, without gradients; and the `top` likeliest ids."""
+        targets_M1 = self._to_device(batch.targets_M)[:, None]
+        ids = targets_M1 if ids_MK is None else torch.cat([targets_M1, ids_MK], dim=1)
+        return score(
+            self.predicting(hidden, batch),
+            output_weight(self.model),
+            ids,
+            top=top,
+            **self._settings(),
+        )
+
+    def divergence(
+        self, hidden: torch.Tensor, batch: PackedBatch, teacher: Frozen, **how: Any
+    ) -> torch.Tensor:
+        """[M] from the teacher, over the whole vocabulary."""
+        return full_divergence(
+            self.predicting(hidden, batch),
+            output_weight(self.model),
+            teacher,
+            **how,
+            **self._settings(),
+        )
+
+    def predicting(self, hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        """[M, H]: the hidden states from which the loss tokens are predicted."""
+        return hidden[0].index_select(0, self._to_device(batch.hidden_rows_M))
+
+    def frozen(self, hidden_MH: torch.Tensor) -> Frozen:
+        """This model as the teacher's side of a divergence."""
+        return Frozen(hidden_MH, output_weight(self.model).detach(), self.temperature)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"shard": self._shard(), "temperature": self.temperature, "chunk": self.chunk}
 
     def _to_device(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(device.device())

@@ -36,7 +36,7 @@ class PackedBatch:
     targets_M: Array  # int64
     sequence_M: Array  # int64, ascending
     lengths_S: Array  # int64, loss tokens of each sequence
-    columns: Mapping[str, Array]  # per-token columns at the loss tokens, float32 [M]
+    columns: Mapping[str, Array]  # at the loss tokens, [M] or [M, K]: float32, ids int64
 
     @property
     def hidden_rows_M(self) -> Array:
@@ -74,9 +74,7 @@ def pack(
         sequence_M=np.repeat(np.arange(len(rows)), lengths_S),
         lengths_S=lengths_S,
         columns={
-            name: _join(
-                [row[name][mask] for row, mask in zip(rows, masks, strict=True)], np.float32
-            )
+            name: _column([row[name][mask] for row, mask in zip(rows, masks, strict=True)])
             for name in columns
         },
     )
@@ -89,9 +87,14 @@ def dummy(*, multiple: int) -> PackedBatch:
 
 
 def unpack(batch: PackedBatch, values_M: Array) -> tuple[Array, Array]:
-    """(values [T of the samples] with NaN off the loss tokens, lengths [S]): a per-token column."""
+    """(values [T of the samples], lengths [S]): a per-token column from [M] or [M, K].
+
+    Off the loss tokens numbers are NaN, and ids -1.
+    """
     lengths = np.array(batch.lengths[: len(batch.sample_ids)], dtype=np.int64)
-    column = np.full(int(lengths.sum()), np.nan, dtype=np.float32)
+    shape = (int(lengths.sum()), *values_M.shape[1:])
+    is_ids = np.issubdtype(values_M.dtype, np.integer)
+    column: Array = np.full(shape, -1, np.int32) if is_ids else np.full(shape, np.nan, np.float32)
     column[batch.loss_rows_M] = values_M
     return column, lengths
 
@@ -104,6 +107,11 @@ def _check(name: str, row: Row) -> None:
             f"loss_mask of sample {name!r} is 1 at token 0, which no token precedes; "
             "a prompt needs at least one token"
         )
+
+
+def _column(parts: Sequence[Array]) -> Array:
+    is_ids = bool(parts) and np.issubdtype(parts[0].dtype, np.integer)
+    return _join(parts, np.int64 if is_ids else np.float32)
 
 
 def _join(parts: Sequence[Array], dtype: type) -> Array:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import PositiveInt
 
 from rlpost.algorithms.base import Algorithm
+from rlpost.distillation.base import Distillation
 from rlpost.engines.base import WeightChunk
 from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.role import MegatronRole, MegatronRoleConfig
@@ -24,7 +25,11 @@ class MegatronRankConfig(MegatronRoleConfig):
 
 
 class MegatronRank(MegatronRole["Policy"]):
-    """TrainerRank. `algorithm` None makes a forward-only role: no gradients, no optimizer."""
+    """TrainerRank. `algorithm` None makes a forward-only role: no gradients, no optimizer.
+
+    `distillation` is given to the actor and to teachers; `teacher_path` to an actor whose teacher
+    lives in its ranks.
+    """
 
     Config = MegatronRankConfig
     config: MegatronRankConfig
@@ -38,6 +43,8 @@ class MegatronRank(MegatronRole["Policy"]):
         dtype: str,
         algorithm: Algorithm | None,
         temperature: float,
+        distillation: Distillation | None = None,
+        teacher_path: str | None = None,
         seed: int,
     ) -> None:
         super().__init__(config, spec=spec, seed=seed)
@@ -45,6 +52,8 @@ class MegatronRank(MegatronRole["Policy"]):
         self.dtype = dtype
         self.algorithm = algorithm
         self.temperature = temperature
+        self.distillation = distillation
+        self.teacher_path = teacher_path
 
     def _builder(self) -> Callable[[], Policy]:
         from rlpost.trainers.megatron.policy import Policy
@@ -55,10 +64,15 @@ class MegatronRank(MegatronRole["Policy"]):
             dtype=self.dtype,
             algorithm=self.algorithm,
             temperature=self.temperature,
+            distillation=self.distillation,
+            teacher_path=self.teacher_path,
         )
 
     def compute_logprobs(self, view: BatchView, column: str) -> PassResult:
         return self._network.compute_logprobs(view, column)
+
+    def compute_teacher(self, view: BatchView, column: str) -> PassResult:
+        return self._network.compute_teacher(view, column)
 
     def export_weights(self, dtype: str) -> list[WeightChunk]:
         return self._network.export_weights(dtype)

@@ -76,17 +76,26 @@ def store_column(
 ) -> StoredBlock | None:
     """Puts a per-token column of the batches' samples into the store: `values` [M] of each batch
     at its loss tokens, NaN elsewhere. None without batches."""
+    return store_columns(batches, [{column: filled} for filled in values])
+
+
+def store_columns(
+    batches: Sequence[PackedBatch], values: Sequence[Mapping[str, Array]]
+) -> StoredBlock | None:
+    """As store_column for several columns, which lie in the same block."""
     from rlpost.cluster import store
 
     if not batches:
         return None
-    parts = [unpack(batch, filled) for batch, filled in zip(batches, values, strict=True)]
     names = tuple(name for batch in batches for name in batch.sample_ids)
-    block = SampleBlock(
-        sample_ids=names,
-        lengths=np.concatenate([lengths for _, lengths in parts]),
-        tokens={column: np.concatenate([filled for filled, _ in parts])},
-    )
+    lengths = [length for batch in batches for length in batch.lengths[: len(batch.sample_ids)]]
+    tokens = {
+        column: np.concatenate(
+            [unpack(batch, part[column])[0] for batch, part in zip(batches, values, strict=True)]
+        )
+        for column in values[0]
+    }
+    block = SampleBlock(names, np.array(lengths, dtype=np.int64), tokens)
     return StoredBlock(store.put(block), names)
 
 

@@ -15,7 +15,6 @@ from rlpost.algorithms.base import Algorithm, LossInputs, OutcomeInputs, TokenIn
 from rlpost.errors import TrainerError
 from rlpost.metrics import Metric, mean
 from rlpost.trainers.megatron import device
-from rlpost.trainers.megatron.forward import Head
 from rlpost.trainers.megatron.layout import Layout
 from rlpost.trainers.megatron.packing import PackedBatch
 from rlpost.types import Array, BatchScalars
@@ -122,20 +121,14 @@ def cut(values_M: torch.Tensor, batches: Sequence[PackedBatch]) -> list[torch.Te
 
 
 def loss(
-    hidden: torch.Tensor,
+    logprobs_M: torch.Tensor,
+    entropy_M: torch.Tensor,
     batch: PackedBatch,
     *,
-    head: Head,
     algorithm: Algorithm,
-    target: Targets | None,
+    target: Targets,
 ) -> tuple[torch.Tensor, dict[str, Metric]]:
-    """(loss of the micro-batch, metrics). Sums over micro-batches and ranks give the step's.
-
-    `target` is None for a dummy micro-batch, which like any without loss tokens has loss 0.
-    """
-    if target is None or batch.num_loss_tokens == 0:
-        return hidden.sum() * 0.0, {}
-    logprobs_M, entropy_M = head(hidden, batch)
+    """(loss of the micro-batch, metrics). Sums over micro-batches and ranks give the step's."""
     columns = {name: to_device(values) for name, values in batch.columns.items()}
     old_M = columns.get("old_logprobs", logprobs_M.detach())
     value, metrics = algorithm.loss(
