@@ -176,7 +176,7 @@ class Policy(Network):
     def _loss(
         self, hidden: torch.Tensor, batch: PackedBatch, target: step.Targets | None
     ) -> tuple[torch.Tensor, Any]:
-        """`target` is None for a dummy micro-batch; its loss is 0, as of any without loss tokens."""
+        """0 without loss tokens, thus also for a dummy micro-batch, whose `target` is None."""
         algorithm = self._trained_by()
         if target is None or batch.num_loss_tokens == 0:
             return hidden.sum() * 0.0, {}
