@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from rlpost.errors import EngineError
+from rlpost.errors import ConfigError, EngineError
 from rlpost.prm.base import Response, Services
 from rlpost.prm.credit import CreditConfig
 from rlpost.prm.limits import LimitsConfig, refuse_progress
@@ -102,7 +102,24 @@ class JudgePrm:
         self._services = services
         self._budget = config.limits.budget("prm (judge)")
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Raises ConfigError when the judge's tokenizer can't spell the question."""
+        tokenizer = self._services.scorer_tokenizer
+        if self._config.chat and not tokenizer.chat_template:
+            raise ConfigError(
+                [
+                    "prm.chat: true, but the judge's tokenizer has no chat template; set false, or "
+                    "give prm.model an instruction-tuned model"
+                ]
+            )
+        unknown = tokenizer.unk_token_id
+        if unknown is not None and unknown in tokenizer.encode(self._config.template):
+            raise ConfigError(
+                [
+                    "prm.template holds characters that the vocabulary of the judge's model lacks; "
+                    "change it, or give prm a model and an engine of its own"
+                ]
+            )
 
     async def score(self, response: Response) -> list[float]:
         requests = self._requests(response)
