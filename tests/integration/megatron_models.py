@@ -19,8 +19,21 @@ _COMMON = {
     "max_position_embeddings": 512,
 }
 _MOE = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+# The 8 frequencies of a head lie in all three ranges of the scaling: kept, blended, divided.
+_LLAMA3_ROPE = {
+    "max_position_embeddings": 131072,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
+    "llama3_rope": ("Llama", {"tie_word_embeddings": False, **_LLAMA3_ROPE}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": False}),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 32}),
     "qwen3_moe": ("Qwen3Moe", {"head_dim": 32, "norm_topk_prob": True, **_MOE}),

@@ -16,7 +16,7 @@ import torch.distributed as dist
 LENGTHS = (7, 1, 22)
 # layout -> (tensor parallel, pipeline parallel, options, models)
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any], tuple[str, ...]]] = {
-    "tp1": (1, 1, {}, ("llama", "qwen2", "qwen3", "qwen3_moe")),
+    "tp1": (1, 1, {}, ("llama", "llama3_rope", "qwen2", "qwen3", "qwen3_moe")),
     "tp2": (2, 1, {}, ("llama", "qwen2", "qwen3")),
     "tp2_sequence": (2, 1, {"sequence_parallel": True}, ("qwen2", "qwen3_moe")),
     "pp2": (1, 2, {}, ("llama", "qwen2", "qwen3", "qwen3_moe")),

@@ -19,6 +19,14 @@ LLAMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def resolve(hf_config: Any = None, *, tp: int = 1, pp: int = 1, **options: Any) -> Any:
@@ -75,7 +83,13 @@ def test_experts_under_tensor_parallelism_need_sequence_parallelism() -> None:
         ({"mlp_bias": True}, "mlp_bias = True"),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
-            "rope_parameters.rope_type = 'linear'",
+            "rope_parameters.rope_type = 'linear'.*only 'default' or 'llama3' is",
+        ),
+        ({"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 2.0}}, "low_freq_factor = 2.0"),
+        ({"rope_parameters": LLAMA3_ROPE | {"high_freq_factor": 8.0}}, "high_freq_factor = 8.0"),
+        (
+            {"rope_parameters": LLAMA3_ROPE | {"original_max_position_embeddings": 4096}},
+            r"original_max_position_embeddings = 4096.*only 8192 is",
         ),
     ],
 )

@@ -42,7 +42,7 @@ from megatron.core.transformer.transformer_layer import (
 
 from rlpost.trainers.megatron import device
 from rlpost.trainers.megatron.attention import PackedAttention, packed
-from rlpost.trainers.megatron.model_config import rope_parameters, transformer_config
+from rlpost.trainers.megatron.model_config import rope_options, transformer_config
 
 HeadKind = Literal["logits", "value"]
 
@@ -154,7 +154,7 @@ def build_model(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         position_embedding_type="rope",
-        rotary_base=rope_parameters(hf_config)["rope_theta"],
+        **rope_options(hf_config),
         share_embeddings_and_output_weights=head == "logits" and hf_config.tie_word_embeddings,
         parallel_output=True,
     )

@@ -14,6 +14,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from rlpost.errors import ConfigError, ModelError
 
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
+# What Megatron's rotary embedding has built in for rope_type llama3; only `factor` is free.
+LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 # What a user may set are Megatron's speed and memory options; these shape the model or would have
 # no effect on this model's layers.
@@ -33,11 +39,9 @@ def check_supported(hf_config: Any) -> None:
         raise ModelError(
             f"model_type {kind!r} is not supported; choose from {', '.join(SUPPORTED)}"
         )
-    rope = rope_parameters(hf_config)
-    required = {
+    required: dict[str, tuple[Any, ...]] = {
         "hidden_act": (hf_config.hidden_act, "silu"),
-        "rope_parameters.rope_type": (rope.get("rope_type", "default"), "default"),
-        "rope_parameters.partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0),
+        **_required_rope(rope_parameters(hf_config)),
         "use_sliding_window": (bool(getattr(hf_config, "use_sliding_window", False)), False),
         "attention_bias": (bool(getattr(hf_config, "attention_bias", False)), False),
         "mlp_bias": (bool(getattr(hf_config, "mlp_bias", False)), False),
@@ -46,18 +50,43 @@ def check_supported(hf_config: Any) -> None:
     if kind == "qwen3_moe":
         required["decoder_sparse_step"] = (hf_config.decoder_sparse_step, 1)
         required["mlp_only_layers"] = (list(hf_config.mlp_only_layers), [])
-    for key, (value, allowed) in required.items():
-        if value != allowed:
+    for key, (value, *allowed) in required.items():
+        if value not in allowed:
             raise ModelError(
                 f"{key} = {value!r} in the model's config.json is not supported for {kind}; "
-                f"only {allowed!r} is. Choose another model."
+                f"only {' or '.join(map(repr, allowed))} is. Choose another model."
             )
+
+
+def _required_rope(rope: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Key -> (value, what it may be) of the rotary settings."""
+    kind = rope.get("rope_type", "default")
+    required: dict[str, tuple[Any, ...]] = {
+        "rope_parameters.rope_type": (kind, "default", "llama3"),
+        "rope_parameters.partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0),
+    }
+    if kind == "llama3":
+        for name, built_in in LLAMA3_ROPE.items():
+            required[f"rope_parameters.{name}"] = (rope.get(name), built_in)
+    return required
 
 
 def rope_parameters(hf_config: Any) -> Mapping[str, Any]:
     """Rotary settings; transformers 5 keeps `rope_theta` here."""
     parameters: Mapping[str, Any] = hf_config.rope_parameters
     return parameters
+
+
+def rope_options(hf_config: Any) -> dict[str, Any]:
+    """Arguments of GPTModel for the rotary embedding.
+
+    `llama3` stretches the slow frequencies by `factor` [Llama 3, arXiv:2407.21783].
+    """
+    rope = rope_parameters(hf_config)
+    options: dict[str, Any] = {"rotary_base": rope["rope_theta"]}
+    if rope.get("rope_type") == "llama3":
+        options |= {"rope_scaling": True, "rope_scaling_factor": float(rope["factor"])}
+    return options
 
 
 def head_dim(hf_config: Any) -> int:
