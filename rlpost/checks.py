@@ -127,9 +127,13 @@ def weights_reach_the_engines(config: RunConfig) -> Iterator[str]:
 
 
 def folders_exist(config: RunConfig) -> Iterator[str]:
-    path = getattr(config.model.config, "path", None)
-    if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
-        yield f"model.path: there is no folder {path!r} (looked in {Path.cwd()})"
+    models = {"model": config.model} | {
+        f"teachers.{name}.model": role.model for name, role in config.teachers.items()
+    }
+    for key, model in models.items():
+        path = getattr(model.config, "path", None)
+        if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
+            yield f"{key}.path: there is no folder {path!r} (looked in {Path.cwd()})"
     resume = config.resume_from
     if resume is not None and not Path(resume).is_dir():
         yield f"resume_from: there is no folder {resume!r} (looked in {Path.cwd()})"
@@ -142,6 +146,23 @@ def sections_agree(config: RunConfig) -> Iterator[str]:
             yield from conflicts(config)
 
 
+def teachers_teach(config: RunConfig) -> Iterator[str]:
+    """Teachers need a distillation, and room for what they read."""
+    if config.teachers and config.distillation is None:
+        yield (
+            f"teachers: {', '.join(config.teachers)} would have no effect without distillation; "
+            "choose distillation=topk (or sampled, full), or teacher=null"
+        )
+    rollout = config.rollout.config
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    for name, role in config.teachers.items():
+        if longest > role.model.config.max_length:
+            yield (
+                f"rollout.max_prompt_tokens + rollout.max_response_tokens ({longest}) are more "
+                f"than teachers.{name}.model.max_length ({role.model.config.max_length}); raise it"
+            )
+
+
 RULES = (
     batch_holds_whole_groups,
     minibatches_hold_whole_groups,
@@ -152,6 +173,7 @@ RULES = (
     rollouts_have_what_they_need,
     weights_reach_the_engines,
     folders_exist,
+    teachers_teach,
     sections_agree,
 )
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlpost.config import RunConfig, build
+from rlpost.data.base import PromptSource
 from rlpost.errors import ConfigError, DataError
 from rlpost.roles import served_prm, trainer_roles
 from rlpost.validation import Section
@@ -88,9 +89,21 @@ class RunPlan:
 def prompts_per_epoch(config: RunConfig) -> int:
     """Opens the data set, so that a wrong path or task is found before anything starts."""
     try:
-        return len(build(config.data, seed=config.seed))
+        source = build(config.data, seed=config.seed)
+        check_routes(config, source)
+        return len(source)
     except DataError as error:
         raise ConfigError([f"data: {error}"]) from error
+
+
+def check_routes(config: RunConfig, source: PromptSource) -> None:
+    """Reads all prompts once if they choose their teacher. Raises DataError for one without."""
+    section = config.distillation
+    if section is None or section.config.route_by is None:
+        return
+    context = build(section).context(config.teachers)
+    for index in range(len(source)):
+        context.teacher_of(source.get(0, index))
 
 
 def num_steps(config: RunConfig, num_prompts: int, prompts_per_step: int) -> int:
@@ -111,8 +124,11 @@ def num_steps(config: RunConfig, num_prompts: int, prompts_per_step: int) -> int
 
 
 def passes(config: RunConfig) -> tuple[str, ...]:
-    """What is computed on a batch before training, in order; the algorithm says it."""
-    return tuple(build(config.algorithm).passes)
+    """What is computed on a batch before training; algorithm and distillation say it."""
+    names = tuple(build(config.algorithm).passes)
+    if config.distillation is not None:
+        names += tuple(build(config.distillation).passes)
+    return tuple(dict.fromkeys(names))
 
 
 def roles(config: RunConfig) -> Iterator[RoleShare]:

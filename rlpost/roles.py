@@ -28,7 +28,14 @@ def trainer_roles(config: RunConfig) -> dict[str, RoleConfig]:
         roles["reference"] = actor
     if config.critic is not None:
         roles["critic"] = config.critic
-    return roles | {f"teacher.{name}": role for name, role in config.teachers.items()}
+    if config.distillation is None or build(config.distillation).in_actor:
+        return roles
+    return roles | teacher_roles(config)
+
+
+def teacher_roles(config: RunConfig) -> dict[str, RoleConfig]:
+    """All teachers, also one that lives in the actor's ranks."""
+    return {f"teacher.{name}": role for name, role in config.teachers.items()}
 
 
 def served_prm(config: RunConfig) -> ServedConfig | None:

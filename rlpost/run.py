@@ -14,12 +14,15 @@ from rlpost.cluster.local import free_port, node_address
 from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
 from rlpost.config import RoleConfig, RunConfig, Section, build
 from rlpost.data.ledger import Ledger
+from rlpost.distillation.base import Distillation
+from rlpost.distillation.context import TeacherContext
+from rlpost.distillation.vocabulary import check_vocabularies
 from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
-from rlpost.loops.passes import plan_passes
+from rlpost.loops.passes import Pass, plan_passes, teacher_passes
 from rlpost.loops.rollouts import Rollouts
 from rlpost.plan import RunPlan
 from rlpost.prm.credit import CreditConfig
-from rlpost.roles import ServedConfig, served_prm, trainer_roles
+from rlpost.roles import ServedConfig, served_prm, teacher_roles, trainer_roles
 from rlpost.rollout.worker import RolloutWorker
 from rlpost.tracking.base import RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
@@ -44,6 +47,7 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
         recorder = Recorder(tracker, timeline)
         with recorder.span("prepare_model"):
             model_paths = prepare_models(config)
+            check_teachers(config, model_paths)
         cluster = build(config.cluster, log_dir=run_dir / "logs")
         cluster.check_fits(placements(config))
         with cluster.running():
@@ -89,7 +93,8 @@ def prepare_models(config: RunConfig) -> dict[str, Path]:
     cache_dir = Path(config.output_dir) / "models"
     folders: list[tuple[Section, Path]] = []
     paths: dict[str, Path] = {}
-    for role, parts in trainer_roles(config).items():
+    teachers = teacher_roles(config)
+    for role, parts in (trainer_roles(config) | teachers).items():
         known = [folder for model, folder in folders if model == parts.model]
         paths[role] = known[0] if known else build(parts.model).prepare(cache_dir)
         folders.append((parts.model, paths[role]))
@@ -97,6 +102,13 @@ def prepare_models(config: RunConfig) -> dict[str, Path]:
         known = [folder for model, folder in folders if model == served.model]
         paths["prm"] = known[0] if known else build(served.model).prepare(cache_dir)
     return paths
+
+
+def check_teachers(config: RunConfig, paths: Mapping[str, Path]) -> None:
+    """What only the models' folders tell. Raises ConfigError."""
+    if config.distillation is not None:
+        k = getattr(config.distillation.config, "k", None)
+        check_vocabularies(paths["actor"], {name: paths[name] for name in teacher_roles(config)}, k)
 
 
 def placements(config: RunConfig) -> dict[str, list[Placement]]:
@@ -152,7 +164,7 @@ class Builder:
         rollout, algorithm = config.rollout.config, build(config.algorithm)
         return Driver(
             schedule=self.schedule(),
-            passes=plan_passes(algorithm.passes),
+            passes=plan_passes(self.plan.passes, self.teacher_passes()),
             critic_passes=plan_passes(algorithm.critic_passes if config.critic else ()),
             roles=roles,
             engines=engines,
@@ -168,6 +180,20 @@ class Builder:
             drop_constant=algorithm.dynamic_sampling,
             credit=step_credit(config),
         )
+
+    def teacher_passes(self) -> tuple[Pass, ...]:
+        distillation = self.distillation()
+        if distillation is None or distillation.in_actor:
+            return ()
+        return teacher_passes(self.config.teachers, distillation.teacher_needs)
+
+    def distillation(self) -> Distillation | None:
+        section = self.config.distillation
+        return None if section is None else build(section)
+
+    def teacher_context(self) -> TeacherContext | None:
+        distillation = self.distillation()
+        return None if distillation is None else distillation.context(self.config.teachers)
 
     def schedule(self) -> Schedule:
         algorithm = build(self.config.algorithm)
@@ -223,7 +249,21 @@ class Builder:
         }
         if spec.role == "critic":
             return arguments
-        return arguments | {"temperature": self.config.rollout.config.temperature}
+        arguments["temperature"] = self.config.rollout.config.temperature
+        return arguments | self.distillation_arguments(spec.role)
+
+    def distillation_arguments(self, role: str) -> dict[str, Any]:
+        """What the actor and the teachers get beside the other arguments."""
+        distillation = self.distillation()
+        if distillation is None or role == "reference":
+            return {}
+        arguments: dict[str, Any] = {"distillation": distillation}
+        if role != "actor":
+            arguments["temperature"] = distillation.config.teacher_temperature
+        elif distillation.in_actor:
+            (teacher,) = teacher_roles(self.config)
+            arguments["teacher_path"] = str(self.model_paths[teacher])
+        return arguments
 
     async def start_engines(self, engines: list[Worker]) -> None:
         section = self.config.engine
@@ -256,6 +296,7 @@ class Builder:
             "group_size": self.config.group_size,
             "seed": self.config.seed,
             "run_dir": self.run_dir,
+            "teacher": self.teacher_context(),
             "prm": self.config.prm,
             "prm_engines": prm_engines,
             "prm_model_path": str(self.model_paths["prm"]) if prm_engines else None,

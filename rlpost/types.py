@@ -189,6 +189,7 @@ class GroupHandle:
     Lists are [G] in rollout order; a reward that is missing is NaN.
     `failure` says why the group can't be trained (then `block` may be None); else it is "".
     `step_rewards` are the scores of each rollout's steps, NaN where missing; () without a prm.
+    `teacher` is the name of the teacher that scores the group; "" without distillation.
     """
 
     prompt_key: str
@@ -205,6 +206,7 @@ class GroupHandle:
     reward_s: float
     failure: str = ""
     step_rewards: tuple[tuple[float, ...], ...] = ()
+    teacher: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,8 @@ class BatchView:
     sample id.
     `prompt_length` [N] and the per-token columns token_ids, loss_mask, rollout_logprobs and
     policy_versions come with the rollouts, and step_index with a prm; old_logprobs and
-    ref_logprobs are added by passes.
+    ref_logprobs are added by passes, and those of distillation/base.py. With a hint for the teacher
+    `teacher_prompt_ids` [N, P] holds the tokens it reads before the response.
     """
 
     step: int

@@ -11,7 +11,7 @@ Columns of the passes, each per token:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -95,9 +95,14 @@ class Distillation:
         """The passes that the teacher's waits for; without any it may start with the batch."""
         return ("old_logprobs",) if self.asks_student else ()
 
-    def context(self, teachers: tuple[str, ...]) -> TeacherContext:
-        config = self.config
-        return TeacherContext(config.hint_template, config.route_by, teachers)
+    def context(self, teachers: Mapping[str, Any]) -> TeacherContext:
+        """`teachers` as in RunConfig."""
+        return TeacherContext(
+            hint_template=self.config.hint_template,
+            route_by=self.config.route_by,
+            teachers=tuple(teachers),
+            max_length=min(role.model.config.max_length for role in teachers.values()),
+        )
 
     def advantages(
         self, advantages_M: torch.Tensor, old_M: torch.Tensor, teacher_M: torch.Tensor | None

@@ -19,12 +19,13 @@ class TeacherContext:
 
     `hint_template` None: the teacher reads the student's own prompt. `teachers` are the names of
     config.teachers; `route_by` is the metadata field whose value names one of them, or None for
-    a single teacher.
+    a single teacher. `max_length`: tokens of prompt and response that every teacher can read.
     """
 
     hint_template: str | None
     route_by: str | None
     teachers: tuple[str, ...]
+    max_length: int
 
     def teacher_of(self, prompt: Prompt) -> str:
         """Raises DataError for a prompt that no teacher is given for."""

@@ -39,6 +39,10 @@ class Batch:
         blocks = tuple(StoredBlock(group.block, group.sample_ids) for group in groups)
         return cls(step, tuple(groups), tuple(dropped), generate_s, reward_s, blocks)
 
+    def routed_to(self, teacher: str) -> Batch:
+        """The groups that `teacher` scores."""
+        return replace(self, groups=tuple(g for g in self.groups if g.teacher == teacher))
+
     def with_blocks(self, blocks: Iterable[StoredBlock | None]) -> Batch:
         added = tuple(block for block in blocks if block is not None)
         return replace(self, blocks=self.blocks + added)

@@ -12,7 +12,7 @@ from rlpost.cluster.workers import gather
 from rlpost.loops import report
 from rlpost.loops.batches import Batch, drop_reason, view_for
 from rlpost.loops.draws import book, check_draw_budget, draw_prompts
-from rlpost.loops.passes import Pass, check_delivered
+from rlpost.loops.passes import Pass, check_delivered, rounds
 from rlpost.metrics import merge, results
 from rlpost.types import BatchView, GroupHandle, PassResult, StoredBlock
 
@@ -140,18 +140,17 @@ class Driver:
         trains_actor = self.schedule.trains_actor(batch.step)
         passes = self.passes if trains_actor else self.critic_passes
         with self.recorder.span("logprobs"):
-            done: set[str] = set()
-            while len(done) < len(passes):
-                ready = [
-                    item for item in passes if item.name not in done and done.issuperset(item.needs)
-                ]
+            for ready in rounds(passes):
                 for blocks in await gather(self._run_pass(batch, item) for item in ready):
                     batch = batch.with_blocks(blocks)
-                done.update(item.name for item in ready)
         return batch
 
     async def _run_pass(self, batch: Batch, item: Pass) -> list[StoredBlock | None]:
         role = self.roles[item.role]
+        if item.teacher is not None:
+            batch = batch.routed_to(item.teacher)
+            if not batch.groups:
+                return []
         view = self._view(batch, role)
         parts: list[PassResult] = await role.group.call(
             item.method, view, item.name, deadline_s=self.schedule.step_deadline_s

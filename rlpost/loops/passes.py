@@ -7,7 +7,7 @@ different roles run side by side. Adding a pass is adding one `Pass`. Pure: no w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlpost.errors import ConfigError, TrainerError
@@ -16,12 +16,17 @@ from rlpost.types import BatchView, PassResult
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """`method(view, name)` of the ranks of `role` makes column `name` from columns `needs`."""
+    """`method(view, name)` of the ranks of `role` makes column `name` from columns `needs`.
+
+    Without `needs` it reads the rollouts alone, so it may start before the actor is free. Several
+    passes of one name, each of another `teacher`, make the column for the groups routed to them.
+    """
 
     name: str
     role: str
     method: str
     needs: tuple[str, ...] = ()
+    teacher: str | None = None  # None: all groups
 
 
 KNOWN = {
@@ -34,21 +39,39 @@ KNOWN = {
 }
 
 
-def plan_passes(names: Iterable[str]) -> tuple[Pass, ...]:
-    """The passes called `names`, each after those it needs. Raises ConfigError for an unknown."""
-    wanted = list(names)
+def teacher_passes(teachers: Iterable[str], needs: tuple[str, ...]) -> tuple[Pass, ...]:
+    """One pass for each teacher with ranks of its own."""
+    return tuple(
+        Pass("teacher_logprobs", f"teacher.{name}", "compute_teacher", needs, teacher=name)
+        for name in teachers
+    )
+
+
+def plan_passes(names: Iterable[str], extra: Sequence[Pass] = ()) -> tuple[Pass, ...]:
+    """The passes called `names`, each after those it needs; `extra` are those not in KNOWN.
+
+    Raises ConfigError for an unknown one.
+    """
+    given = {item.name for item in extra}
+    wanted = [name for name in dict.fromkeys(names) if name not in given]
     unknown = [name for name in wanted if name not in KNOWN]
     if unknown:
         raise ConfigError([f"unknown pass {name!r}; known: {', '.join(KNOWN)}" for name in unknown])
-    ordered: list[Pass] = []
-    while len(ordered) < len(wanted):
-        done = {item.name for item in ordered}
-        ready = [n for n in wanted if n not in done and done.issuperset(KNOWN[n].needs)]
+    passes = [*(KNOWN[name] for name in wanted), *extra]
+    return tuple(item for ready in rounds(passes) for item in ready)
+
+
+def rounds(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
+    """The passes that can run side by side, round after round. Raises ConfigError."""
+    left, made = list(passes), set[str]()
+    while left:
+        ready = [item for item in left if made.issuperset(item.needs)]
         if not ready:
-            left = [name for name in wanted if name not in done]
-            raise ConfigError([f"passes {', '.join(left)} wait for columns that no pass makes"])
-        ordered.extend(KNOWN[name] for name in ready)
-    return tuple(ordered)
+            names = ", ".join(item.name for item in left)
+            raise ConfigError([f"passes {names} wait for columns that no pass makes"])
+        yield ready
+        left = [item for item in left if item not in ready]
+        made = {item.name for item in passes} - {item.name for item in left}
 
 
 def check_delivered(item: Pass, results: Sequence[PassResult], view: BatchView) -> None:

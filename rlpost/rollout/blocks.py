@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,12 @@ def make_block(
         | _step_scalars(steps)
         | _text_scalars(prompt, text),
     )
+
+
+def with_teacher_prompt(block: SampleBlock, token_ids: Sequence[int]) -> SampleBlock:
+    """Adds teacher_prompt_ids [N, P]: the samples of a group share their prompt."""
+    column = np.tile(np.array(token_ids, np.int32), (len(block.sample_ids), 1))
+    return replace(block, scalars={**block.scalars, "teacher_prompt_ids": column})
 
 
 def _rollout_scalars(rollouts: Sequence[Rollout]) -> dict[str, Array]:

@@ -50,7 +50,9 @@ def columns_by_sample(blocks: Sequence[SampleBlock]) -> dict[str, dict[str, Any]
     found: dict[str, dict[str, Any]] = {}
     for block in blocks:
         for name, row in block.rows():
-            found.setdefault(name, {}).update(row)
+            # Top-k columns are for the trainer; in the file they would outweigh all others.
+            flat = {column: value for column, value in row.items() if np.ndim(value) < 2}
+            found.setdefault(name, {}).update(flat)
     return found
 
 

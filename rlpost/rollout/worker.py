@@ -15,12 +15,19 @@ from pathlib import Path
 
 from rlpost.cluster import store
 from rlpost.cluster.workers import Worker, gather
+from rlpost.distillation.context import TeacherContext
 from rlpost.errors import ConfigError, EngineError
 from rlpost.rewards.base import RewardInputs
 from rlpost.rewards.budget import FailureBudget
 from rlpost.rewards.reward_set import RewardSet, Score
 from rlpost.rollout.base import Rollout, RolloutConfig, Strategy, Tokenizer
-from rlpost.rollout.blocks import GroupText, failed_handle, make_block, make_handle
+from rlpost.rollout.blocks import (
+    GroupText,
+    failed_handle,
+    make_block,
+    make_handle,
+    with_teacher_prompt,
+)
 from rlpost.rollout.encoding import decode_response, encode_prompt, load_tokenizer
 from rlpost.rollout.engine_pool import EnginePool, Ticket
 from rlpost.rollout.process_rewards import ProcessRewards, StepScores
@@ -41,12 +48,15 @@ class Pending:
     started: float
     record: Record
     failure: str = ""
+    teacher: str = ""
+    teacher_prompt_ids: list[int] | None = None  # None: the teacher reads prompt_ids
 
 
 class RolloutWorker:
     """Built from the sections `rollout`, `reward`, `prm`; `start` before use, `close` at the end.
 
-    `prm_engines` are engines that serve the prm alone; `prm_model_path` is their model.
+    `prm_engines` are engines that serve the prm alone; `prm_model_path` is their model. `teacher`
+    says which teacher scores a training prompt and what it reads.
     """
 
     def __init__(
@@ -62,6 +72,7 @@ class RolloutWorker:
         prm: Section | None = None,
         prm_engines: Sequence[Worker] = (),
         prm_model_path: str | None = None,
+        teacher: TeacherContext | None = None,
     ) -> None:
         """Raises ConfigError when the parts don't fit together."""
         self._config: RolloutConfig = rollout.config
@@ -75,6 +86,7 @@ class RolloutWorker:
         self._pending: dict[str, Pending] = {}
         self._tokenizer: Tokenizer = None
         self._engines, self._budget = self._engine_pool(engines)
+        self._teacher = teacher
         self._prm = prm
         self._prm_engines = tuple(prm_engines)
         self._prm_model_path = prm_model_path
@@ -184,15 +196,29 @@ class RolloutWorker:
     ) -> Pending:
         ids = encode_prompt(self._tokenizer, prompt)
         pending = Pending(prompt, ids, None, policy_version, time.monotonic(), record)
+        if self._teacher is not None and record == "train":
+            self._show_teacher(pending, self._teacher)
         if len(ids) > self._config.max_prompt_tokens:
             pending.failure = "prompt_too_long"
-        elif sampling := sampling or self._sampling:
+        if pending.failure:
+            return pending
+        if sampling := sampling or self._sampling:
             pending.ticket = Ticket(
                 group_requests(
                     prompt, ids, group_size, sampling, record=record, run_seed=self._seed
                 )
             )
         return pending
+
+    def _show_teacher(self, pending: Pending, context: TeacherContext) -> None:
+        """Who scores the group, and what it reads before the response: tokenised here, once."""
+        pending.teacher = context.teacher_of(pending.prompt)
+        shown = context.prompt_of(pending.prompt)
+        if shown is not None:
+            pending.teacher_prompt_ids = encode_prompt(self._tokenizer, shown)
+            size = len(pending.teacher_prompt_ids) + self._config.max_response_tokens
+            if size > context.max_length:
+                pending.failure = "hint_too_long"
 
     async def _generations(self, pending: Pending) -> list[Generation]:
         if pending.ticket is None:
@@ -222,7 +248,9 @@ class RolloutWorker:
         )
         scores = self._with_steps(scores, steps)
         block = make_block(pending.prompt, rollouts, scores, text, steps)
-        return make_handle(
+        if pending.teacher_prompt_ids is not None:
+            block = with_teacher_prompt(block, pending.teacher_prompt_ids)
+        handle = make_handle(
             pending.prompt,
             block,
             await asyncio.to_thread(store.put, block),
@@ -231,6 +259,7 @@ class RolloutWorker:
             reward_s=time.monotonic() - started,
             steps=steps,
         )
+        return replace(handle, teacher=pending.teacher)
 
     async def _step_scores(self, pending: Pending, rollouts: Sequence[Rollout]) -> list[StepScores]:
         """Of training rollouts; an evaluation has no use for them."""
