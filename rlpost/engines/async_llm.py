@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlpost.engines.backend import Manifest, shared_memory_dir
-from rlpost.engines.base import PauseMode
+from rlpost.engines.base import PauseMode, WakePart
 from rlpost.engines.jobs import Job
 from rlpost.errors import EngineError
 from rlpost.types import Array
@@ -92,9 +92,9 @@ class OwnProcesses:
         async with self._gate:
             await self._await(self._live.sleep(1, "keep"))
 
-    async def wake(self) -> None:
+    async def wake(self, part: WakePart | None) -> None:
         async with self._gate:
-            await self._await(self._live.wake_up())
+            await self._await(self._live.wake_up([part] if part else None))
 
     async def shutdown(self) -> None:
         if self._engine is not None:

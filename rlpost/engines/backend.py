@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Protocol
 
-from rlpost.engines.base import PauseMode, TensorSpec
+from rlpost.engines.base import PauseMode, TensorSpec, WakePart
 from rlpost.engines.jobs import Job
 from rlpost.types import Array
 
@@ -43,7 +43,7 @@ class Backend(Protocol):
 
     async def sleep(self) -> None: ...
 
-    async def wake(self) -> None: ...
+    async def wake(self, part: WakePart | None) -> None: ...
 
     async def shutdown(self) -> None: ...
 

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from rlpost.types import BlockRef, GenerateRequest, Generation
 
 PauseMode = Literal["keep", "drain"]
+WakePart = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,12 @@ class Engine(Protocol):
     async def sleep(self) -> None:
         """Frees what the device lets it free (KV cache; weights on a GPU) until wake()."""
 
-    async def wake(self) -> None: ...
+    async def wake(self, part: WakePart | None = None) -> None:
+        """Brings back all that sleep() freed, or one part; it generates once both parts are back.
+
+        Where weights are loaded after a sleep, the KV cache comes last: less memory at the peak,
+        and no cached entry can be older than the weights.
+        """
 
     async def stats(self) -> dict[str, float]: ...
 

@@ -20,10 +20,12 @@ from vllm.platforms import current_platform
 
 from rlpost.engines.live_weights import Piece, pieces
 from rlpost.engines.packing import keep_plain_weights, repack, untrue_kernels
+from rlpost.engines.rewind import rewind_by_state
 from rlpost.fingerprint import fingerprint
 
 if current_platform.is_cpu():
     keep_plain_weights()
+    rewind_by_state()
 
 
 class WorkerExtension:

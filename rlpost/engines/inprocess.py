@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlpost.engines.backend import Manifest
-from rlpost.engines.base import PauseMode
+from rlpost.engines.base import PauseMode, WakePart
 from rlpost.engines.jobs import Job
 from rlpost.errors import EngineError
 from rlpost.types import Array
@@ -85,8 +85,8 @@ class InProcess:
     async def sleep(self) -> None:
         await self._call(lambda: self._core.sleep(1, "keep"))
 
-    async def wake(self) -> None:
-        await self._call(self._core.wake_up)
+    async def wake(self, part: WakePart | None) -> None:
+        await self._call(lambda: self._core.wake_up([part] if part else None))
 
     async def shutdown(self) -> None:
         with self._lock:

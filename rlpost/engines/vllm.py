@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from rlpost.engines.async_llm import OwnProcesses
 from rlpost.engines.backend import Backend, manifest
-from rlpost.engines.base import PauseMode, WeightChunk
+from rlpost.engines.base import PauseMode, WakePart, WeightChunk
 from rlpost.engines.inprocess import InProcess
 from rlpost.engines.jobs import Job, JobBook
 from rlpost.engines.options import environment, fixed_options, refuse_reserved, refuse_unknown
@@ -234,9 +234,9 @@ class VllmEngine:
         """On a CPU vLLM can't free memory; the prefix cache is dropped."""
         await self._live.sleep()
 
-    async def wake(self) -> None:
-        """Weights and an empty KV cache come back together, so no old entry can be used."""
-        await self._live.wake()
+    async def wake(self, part: WakePart | None = None) -> None:
+        """The KV cache comes back empty; vLLM resumes by itself once all is there."""
+        await self._live.wake(part)
         if self._paused:
             await self._live.pause("keep")
 

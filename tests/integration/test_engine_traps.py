@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def engines(
     folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Worker]]:
+    # Prompts beyond 64 tokens in all are prefilled in parts.
+    parts = engine_config()
+    parts.vllm.update(max_num_batched_tokens=64, max_num_seqs=16)
     wanted = [
-        (folders["experts"], engine_config(), "float32"),
+        (folders["experts"], parts, "float32"),
         (folders["dense"], engine_config(), "bfloat16"),
     ]
     with running_engines(tmp_path_factory.mktemp("logs"), wanted) as workers:
@@ -76,6 +80,17 @@ async def test_experts_are_used_as_they_were_sent(moe: Worker, folders: dict[str
         (found,) = await call(moe, "logprobs", [SEQUENCE])
         expected = hf_logprobs(folders[name], SEQUENCE)
         assert float((torch.tensor(found) - expected).abs().max()) < 1e-4
+
+
+async def test_a_seed_gives_the_same_tokens_when_its_prompt_is_prefilled_in_parts(
+    moe: Worker,
+) -> None:
+    alone = request("alone", tokens=tuple(range(9, 49)))
+    crowd = [request(f"crowd {row}", tokens=tuple(range(row, row + 40))) for row in range(6, 9)]
+    same = replace(alone, request_id="last in the crowd")
+    (expected,) = await generate(moe, [alone])
+    *_, found = await generate(moe, [*crowd, same])
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
 
 
 async def test_packed_experts_are_read_back_exactly(moe: Worker, folders: dict[str, Path]) -> None:
