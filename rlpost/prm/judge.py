@@ -26,7 +26,7 @@ FIELDS = ("prompt", "before", "step")
 class JudgePrmConfig:
     """`model` and `engine` null: the policy's own engines judge."""
 
-    credit: CreditConfig
+    credit: CreditConfig | None
     steps: StepsConfig
     model: Section | None
     engine: Section | None

@@ -41,9 +41,9 @@ class LimitsConfig:
         )
 
 
-def refuse_progress(credit: CreditConfig, who: str) -> Iterator[str]:
+def refuse_progress(credit: CreditConfig | None, who: str) -> Iterator[str]:
     """Progress is a difference of values; a verdict on one step is none."""
-    if credit.mode == "progress":
+    if credit is not None and credit.mode == "progress":
         yield (
             f"prm.credit.mode: progress takes differences of values (the chance of a right answer "
             f"after each step), but {who} judges each step by itself; choose prm=model, or mode "

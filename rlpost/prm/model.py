@@ -23,7 +23,7 @@ from rlpost.validation import Section
 class ModelPrmConfig:
     """`model` is served by `engine`, a pooling engine, on engines of its own."""
 
-    credit: CreditConfig
+    credit: CreditConfig | None
     steps: StepsConfig
     model: Section
     engine: Section

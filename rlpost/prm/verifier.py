@@ -21,7 +21,7 @@ PART = "prm"
 class VerifierPrmConfig:
     """`program` is a StepProgram."""
 
-    credit: CreditConfig
+    credit: CreditConfig | None
     steps: StepsConfig
     program: Section
     pool: PoolConfig

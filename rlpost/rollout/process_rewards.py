@@ -79,7 +79,8 @@ class ProcessRewards:
 
     def reward(self, outcome: float, scored: StepScores) -> float:
         """The sample's reward: its outcome, with the steps in it under credit mode `aggregate`."""
-        return combined_reward(self._config.credit, outcome, scored.scores)
+        credit = self._config.credit
+        return outcome if credit is None else combined_reward(credit, outcome, scored.scores)
 
     async def _score_one(self, prompt: Prompt, sample: str, rollout: Rollout) -> StepScores:
         steps = split_steps(rollout.token_ids, rollout.loss_mask, self._separator_ids)

@@ -44,7 +44,7 @@ from rlpost.trainers.megatron import device
 from rlpost.trainers.megatron.attention import PackedAttention, packed
 from rlpost.trainers.megatron.model_config import rope_options, transformer_config
 
-HeadKind = Literal["logits", "value"]
+HeadKind = Literal["logits", "value", "labels"]
 
 
 def init_parallel(*, tp: int, pp: int, seed: int) -> None:
@@ -67,27 +67,31 @@ class RMSNorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
-class ValueHead(torch.nn.Module):
-    """V = w h + b in float32, zero at first, in place of Megatron's language-model head.
+class LinearHead(torch.nn.Module):
+    """W h + b in float32, zero at first, in place of Megatron's language-model head.
 
-    Every tensor-parallel rank has all of it and computes all values, so the gradients of w, b and
+    One output is the value of a state, several are a token's labels before the softmax.
+
+    Every tensor-parallel rank has all of it and computes all outputs, so the gradients of W, b and
     of the hidden states are whole on each rank and nothing is summed over them.
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, kind: HeadKind, num_outputs: int) -> None:
         super().__init__()
         self.sequence_parallel = config.sequence_parallel
-        self.value_weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size))
-        self.value_bias = torch.nn.Parameter(torch.zeros(1))
+        self.names = (f"{kind}_weight", f"{kind}_bias")
+        weight, bias = torch.zeros(num_outputs, config.hidden_size), torch.zeros(num_outputs)
+        self.register_parameter(self.names[0], torch.nn.Parameter(weight))
+        self.register_parameter(self.names[1], torch.nn.Parameter(bias))
 
     def forward(
         self, hidden: torch.Tensor, weight: Any = None, runtime_gather_output: Any = None
     ) -> tuple[torch.Tensor, None]:
-        """Hidden states [T, 1, H] (or this rank's cut of T) -> values [T, 1, 1]."""
+        """Hidden states [T, 1, H] (or this rank's cut of T) -> outputs [T, 1, num_outputs]."""
         if self.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        weight_H, bias = self.value_weight.float(), self.value_bias.float()
-        return torch.nn.functional.linear(hidden.float(), weight_H, bias), None
+        kept, bias = (getattr(self, name).float() for name in self.names)
+        return torch.nn.functional.linear(hidden.float(), kept, bias), None
 
 
 class Backend(LocalSpecProvider):  # type: ignore[misc]
@@ -134,7 +138,8 @@ def build_model(
     """This rank's stage, weights not loaded yet (see converter.load_hf).
 
     With head `logits` the last stage returns hidden states [1, T, H] instead of logits;
-    `output_weight` is the head. With `value` it returns values [1, T, 1] and has no vocabulary.
+    `output_weight` is the head. With `value` it returns values [1, T, 1] and has no vocabulary,
+    with `labels` it returns [1, T, hf_config.num_labels].
     """
     config = transformer_config(
         hf_config,
@@ -158,8 +163,9 @@ def build_model(
         share_embeddings_and_output_weights=head == "logits" and hf_config.tie_word_embeddings,
         parallel_output=True,
     )
-    if head == "value" and model.post_process:
-        model.output_layer = ValueHead(config)
+    if head != "logits" and model.post_process:
+        num_outputs = 1 if head == "value" else hf_config.num_labels
+        model.output_layer = LinearHead(config, head, num_outputs)
     model.to(device=device.device(), dtype=dtype)
     _mark_tensor_parallel(model)
     if head == "logits" and model.post_process:

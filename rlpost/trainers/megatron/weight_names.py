@@ -16,6 +16,7 @@ Kind = Literal["plain", "vocab", "qkv", "glu"]
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight")
 HEAD = "output_layer.weight"
+LABELS_HEAD = "score."  # of transformers' ...ForTokenClassification models
 VALUE_HEAD = "value_head."  # a critic's own tensors; no transformers model has them
 _EMBEDDING = "model.embed_tokens.weight"
 _OF_MODEL: dict[str, tuple[Kind, str]] = {
@@ -24,6 +25,8 @@ _OF_MODEL: dict[str, tuple[Kind, str]] = {
     HEAD: ("vocab", "lm_head.weight"),
     "output_layer.value_weight": ("plain", f"{VALUE_HEAD}weight"),
     "output_layer.value_bias": ("plain", f"{VALUE_HEAD}bias"),
+    "output_layer.labels_weight": ("plain", f"{LABELS_HEAD}weight"),
+    "output_layer.labels_bias": ("plain", f"{LABELS_HEAD}bias"),
 }
 _OF_LAYER: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "input_layernorm.weight": ("plain", ("input_layernorm.weight",)),
