@@ -118,7 +118,8 @@ def rollouts_have_what_they_need(config: RunConfig) -> Iterator[str]:
 
 
 def weights_reach_the_engines(config: RunConfig) -> Iterator[str]:
-    if config.engine is not None and config.weight_sync is None:
+    trains_policy = getattr(config.algorithm.target, "trains_policy", True)
+    if config.engine is not None and config.weight_sync is None and trains_policy:
         yield "weight_sync: null, but engines would keep their first weights; choose an option"
     if config.engine is None and config.weight_sync is not None:
         yield "weight_sync: has no effect without engines; switch it off (~weight_sync)"
