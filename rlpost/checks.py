@@ -67,7 +67,8 @@ def values_have_a_critic(config: RunConfig) -> Iterator[str]:
             f"critic: has no effect, as {algorithm} reads no values; switch it off (critic=null) "
             "or choose algorithm=ppo"
         )
-    if not hasattr(config.trainer.target, "compute_logprobs"):
+    classifies = getattr(config.trainer.target, "classifies", False)
+    if not classifies and not hasattr(config.trainer.target, "compute_logprobs"):
         yield f"trainer: {config.trainer.target.__name__} computes no log-probs; choose megatron"
     if config.critic is not None and not hasattr(config.critic.trainer.target, "compute_values"):
         yield (
