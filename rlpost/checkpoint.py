@@ -80,13 +80,22 @@ class Checkpointer:
         verify_manifest(folder)
         for role, group in roles.items():
             await group.call("load", str(folder / role), deadline_s=self.config.deadline_s)
-        state: dict[str, Any] = json.loads((folder / STATE).read_text())
-        return state
+        return saved_state(folder)
 
     def _prune(self) -> None:
         complete = sorted(path.parent for path in self.directory.glob(f"step_*/{MANIFEST}"))
         for folder in complete[: -self.config.keep_last]:
             shutil.rmtree(folder)
+
+
+def saved_state(folder: Path) -> dict[str, Any]:
+    """The driver's state. Raises CheckpointError for a folder that is no complete checkpoint."""
+    require_complete(folder)
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} is damaged: {STATE}: {error}{_older(folder)}") from error
+    return state
 
 
 def write_manifest(folder: Path) -> None:
@@ -103,16 +112,20 @@ def write_manifest(folder: Path) -> None:
 
 def verify_manifest(folder: Path) -> None:
     """Raises CheckpointError naming the part that is missing or damaged, and an older one."""
-    if not (folder / MANIFEST).is_file():
-        raise CheckpointError(
-            f"{folder} is no complete checkpoint: it has no {MANIFEST}{_older(folder)}"
-        )
+    require_complete(folder)
     for name, entry in json.loads((folder / MANIFEST).read_text())["files"].items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder} lacks {name}{_older(folder)}")
         if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
             raise CheckpointError(f"{folder} is damaged: {name} has changed{_older(folder)}")
+
+
+def require_complete(folder: Path) -> None:
+    if not (folder / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{folder} is no complete checkpoint: it has no {MANIFEST}{_older(folder)}"
+        )
 
 
 def _older(folder: Path) -> str:

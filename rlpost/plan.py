@@ -80,8 +80,8 @@ class RunPlan:
             deadlines_s=dict(deadlines(config)),
         )
 
-    def print(self) -> None:
-        console = Console()
+    def print(self, console: Console | None = None) -> None:
+        console = console or Console()
         for item in tables(self):
             console.print(item)
 

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+from rich.console import Console
+
+from rlpost.checkpoint import saved_state
 from rlpost.cluster.local import free_port, node_address
 from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
 from rlpost.config import RoleConfig, RunConfig, Section, build
@@ -20,6 +24,7 @@ from rlpost.distillation.vocabulary import check_vocabularies
 from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
 from rlpost.loops.passes import Pass, plan_passes, teacher_passes
 from rlpost.loops.rollouts import Rollouts
+from rlpost.loops.turns import MOVE_DEADLINE_S, Turns
 from rlpost.plan import RunPlan
 from rlpost.prm.credit import CreditConfig
 from rlpost.roles import ServedConfig, served_prm, teacher_roles, trainer_roles
@@ -41,9 +46,11 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
     console = ConsoleTracker(num_steps=plan.num_steps)
     timeline = Timeline(run_dir / "events.jsonl", on_start=console.phase)
     files = FilesTracker(timeline=timeline)
-    tracker = MultiTracker([files, console, build(config.tracking)], summary=console.summary)
-    with closing(tracker):
+    database = build(config.tracking, resume_run_id=resumed_run_id(config))
+    tracker = MultiTracker([files, console, database], summary=console.summary)
+    with closing(tracker), stoppable():
         tracker.start(run_name=config.run_name, run_dir=run_dir, params=config.plain())
+        settings = write_settings(config, plan, run_dir)
         recorder = Recorder(tracker, timeline)
         with recorder.span("prepare_model"):
             model_paths = prepare_models(config)
@@ -51,27 +58,38 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
         cluster = build(config.cluster, log_dir=run_dir / "logs")
         cluster.check_fits(placements(config))
         with cluster.running():
-            builder = Builder(config, plan, run_dir, model_paths, cluster, recorder)
-            objective: float | None = asyncio.run(interruptible(builder.run()))
+            builder = Builder(
+                config, plan, run_dir, model_paths, cluster, recorder, database, settings
+            )
+            objective: float | None = asyncio.run(builder.run())
             return objective
 
 
-async def interruptible(work: Any) -> Any:
-    """SIGTERM ends the run as Ctrl-C does."""
-    task = asyncio.ensure_future(work)
-    stopped = asyncio.Event()
+def resumed_run_id(config: RunConfig) -> str | None:
+    """Id of the tracker's run that a resumed run goes on with. Raises CheckpointError."""
+    if config.resume_from is None:
+        return None
+    run_id: str | None = saved_state(Path(config.resume_from))["tracker_run_id"]
+    return run_id
 
-    def stop() -> None:
-        stopped.set()
-        task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+def write_settings(config: RunConfig, plan: RunPlan, run_dir: Path) -> list[Path]:
+    """What was decided and what follows from it, as files for people."""
+    settings, numbers = run_dir / "config.yaml", run_dir / "plan.txt"
+    settings.write_text(yaml.safe_dump(config.plain(), sort_keys=False))
+    with numbers.open("w") as file:
+        plan.print(Console(file=file, width=100))
+    return [settings, numbers]
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: it cancels the loop, or interrupts what runs before it."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        return await task
-    except asyncio.CancelledError:
-        if stopped.is_set():
-            raise KeyboardInterrupt from None
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager
@@ -138,11 +156,15 @@ class Builder:
     model_paths: dict[str, Path]
     cluster: Any
     recorder: Recorder
+    database: Any  # the tracker that knows runs by id
+    artifacts: list[Path]
 
     async def run(self) -> float | None:
         prm_engines = self.spawn("prm") if served_prm(self.config) else []
         with self.recorder.span("start"):
             driver = await self.build_driver(prm_engines)
+            for path in self.artifacts:
+                self.database.artifact(path)
         async with disposing(driver, prm_engines):
             if self.config.resume_from is not None:
                 await driver.resume(Path(self.config.resume_from))
@@ -152,10 +174,9 @@ class Builder:
     async def build_driver(self, prm_engines: list[Worker]) -> Driver:
         config = self.config
         engines = self.spawn("engine") if config.engine is not None else []
-        roles, _, _, worker, source = await gather(
+        roles, _, worker, source = await gather(
             [
-                self.start_roles(),
-                self.start_engines(engines),
+                self.start_models(engines),
                 self.start_prm(prm_engines),
                 self.start_rollout(engines, prm_engines),
                 asyncio.to_thread(build, config.data, seed=config.seed),
@@ -176,10 +197,17 @@ class Builder:
             evaluator=self.evaluator(config.eval),
             checkpointer=build(config.checkpoint, directory=self.run_dir / "checkpoints"),
             recorder=self.recorder,
+            tracker_run_id=self.database.run_id,
             scored=config.reward is not None,
             drop_constant=algorithm.dynamic_sampling,
             credit=step_credit(config),
+            turns=self.turns(engines, roles),
         )
+
+    def turns(self, engines: list[Worker], roles: Mapping[str, Role]) -> Turns | None:
+        if not shares_devices(self.config):
+            return None
+        return Turns(engines, [role.group for role in roles.values()])
 
     def teacher_passes(self) -> tuple[Pass, ...]:
         distillation = self.distillation()
@@ -216,6 +244,19 @@ class Builder:
             max_response_tokens=self.config.rollout.config.max_response_tokens,
         )
 
+    async def start_models(self, engines: list[Worker]) -> dict[str, Role]:
+        """Trainer roles and engines; where they share devices, engines find the trainers out."""
+        if not shares_devices(self.config):
+            roles, _ = await gather([self.start_roles(), self.start_engines(engines)])
+            started: dict[str, Role] = roles
+            return started
+        started = await self.start_roles()
+        await gather(
+            role.group.call("offload", deadline_s=MOVE_DEADLINE_S) for role in started.values()
+        )
+        await self.start_engines(engines)
+        return started
+
     async def start_roles(self) -> dict[str, Role]:
         roles = trainer_roles(self.config)
         started = await gather(self.start_role(role, parts) for role, parts in roles.items())
@@ -247,8 +288,8 @@ class Builder:
             "algorithm": build(self.config.algorithm) if spec.role in TRAINED else None,
             "seed": self.config.seed,
         }
-        if spec.role == "critic":
-            return arguments
+        if spec.role == "critic" or getattr(parts.trainer.target, "classifies", False):
+            return arguments  # neither samples nor scores tokens, so no temperature
         arguments["temperature"] = self.config.rollout.config.temperature
         return arguments | self.distillation_arguments(spec.role)
 
@@ -312,12 +353,15 @@ class Builder:
         ]
 
 
+def shares_devices(config: RunConfig) -> bool:
+    """Whether engines and trainers take turns; loops that overlap them have no such key."""
+    return bool(getattr(config.loop.config, "colocate", False))
+
+
 def step_credit(config: RunConfig) -> CreditConfig | None:
-    """How step scores become advantages; None where they don't (the reward takes them in)."""
-    if config.prm is None or config.prm.config.credit.mode == "aggregate":
-        return None
-    credit: CreditConfig = config.prm.config.credit
-    return credit
+    """How step scores become advantages; None where they don't."""
+    credit: CreditConfig | None = None if config.prm is None else config.prm.config.credit
+    return None if credit is None or credit.mode == "aggregate" else credit
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class LocalCluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # A short path: Ray's unix sockets lie below it, and those are limited to 107 bytes.
         self._temp_dir = tempfile.mkdtemp(prefix="rlpost-ray-")
+        on_term = signal.getsignal(signal.SIGTERM)
         ray.init(
             address="local",
             num_cpus=self.config.num_cpus,
@@ -63,6 +65,7 @@ class LocalCluster:
             # Workers are few and started on demand; a pool of idle ones would eat the cores.
             _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
         )
+        signal.signal(signal.SIGTERM, on_term)  # Ray takes it, and would exit without a word
 
     def spawn(self, *, role: str, rank: int, placement: Placement) -> Worker:
         """Starts an empty worker process; `await worker.create(...)` fills it."""

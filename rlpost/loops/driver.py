@@ -80,6 +80,7 @@ class Driver:
     evaluator: Evaluator | None
     checkpointer: Checkpointer
     recorder: Recorder
+    tracker_run_id: str | None
     scored: bool
     drop_constant: bool
     credit: CreditConfig | None = None  # of process rewards, where they make advantages
@@ -317,6 +318,7 @@ class Driver:
         return {
             "step": self.step,
             "policy_version": self.policy_version,
+            "tracker_run_id": self.tracker_run_id,
             "ledger": self.ledger.state_dict(),
         }
 
