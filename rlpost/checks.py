@@ -13,6 +13,7 @@ from typing import Any
 from rlpost.config import RunConfig, build
 from rlpost.errors import ConfigError
 from rlpost.models.hugging_face import looks_local
+from rlpost.roles import served_prm, trainer_roles
 
 
 def check(config: RunConfig) -> None:
@@ -128,6 +129,36 @@ def weights_reach_the_engines(config: RunConfig) -> Iterator[str]:
         yield "eval: needs engines to answer its prompts; switch it off (~eval)"
 
 
+def shared_gpus_are_taken_in_turns(config: RunConfig) -> Iterator[str]:
+    """A share of a GPU is what two roles have of it that are never there at the same time."""
+    shares = [
+        (f"{trainer_section(role)}.num_gpus_per_rank", parts.trainer.config.num_gpus_per_rank)
+        for role, parts in trainer_roles(config).items()
+        if role != "reference"  # the actor's section
+    ]
+    if config.engine is not None:
+        shares.append(("engine.num_gpus_per_engine", config.engine.config.num_gpus_per_engine))
+    turns = getattr(config.loop.config, "colocate", False)
+    for key, share in shares:
+        if 0 < share < 1 and not turns:
+            yield (
+                f"{key} ({share:g}) is a share of a GPU, whose memory would be taken twice; take "
+                "turns (loop=sync loop.colocate=true) or set whole GPUs"
+            )
+    if (served := served_prm(config)) and 0 < served.engine.config.num_gpus_per_engine < 1:
+        yield (
+            f"prm.engine.num_gpus_per_engine ({served.engine.config.num_gpus_per_engine:g}) is a "
+            "share of a GPU, but it serves all the time; set 0 or 1"
+        )
+
+
+def trainer_section(role: str) -> str:
+    """Where a role's ranks are configured."""
+    if role == "actor":
+        return "trainer"
+    return f"teachers.{role.removeprefix('teacher.')}.trainer" if "." in role else f"{role}.trainer"
+
+
 def folders_exist(config: RunConfig) -> Iterator[str]:
     models = {"model": config.model} | {
         f"teachers.{name}.model": role.model for name, role in config.teachers.items()
@@ -174,6 +205,7 @@ RULES = (
     lengths_fit_the_model,
     rollouts_have_what_they_need,
     weights_reach_the_engines,
+    shared_gpus_are_taken_in_turns,
     folders_exist,
     teachers_teach,
     sections_agree,

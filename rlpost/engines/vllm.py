@@ -53,10 +53,12 @@ class VllmEngineConfig:
                 f"engine.process_layout (in_process) allows one rank only, "
                 f"tensor_parallel_size is {self.tensor_parallel_size}; use async_llm or auto"
             )
-        if self.num_gpus_per_engine not in (0, self.tensor_parallel_size):
+        share = self.tensor_parallel_size == 1 and self.num_gpus_per_engine < 1
+        if not share and self.num_gpus_per_engine not in (0, self.tensor_parallel_size):
             raise ValueError(
                 f"engine.num_gpus_per_engine ({self.num_gpus_per_engine:g}) must be 0 (CPU) or "
-                f"tensor_parallel_size ({self.tensor_parallel_size})"
+                f"tensor_parallel_size ({self.tensor_parallel_size}); with tensor_parallel_size 1 "
+                "it may be a share of a GPU, such as 0.5"
             )
 
     @property

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlpost.data.ledger import Ledger
     from rlpost.loops.evaluation import Evaluator
     from rlpost.loops.rollouts import Rollouts
+    from rlpost.loops.turns import Turns
     from rlpost.prm.credit import CreditConfig
     from rlpost.tracking.recorder import Recorder
     from rlpost.trainers.base import TrainResult
@@ -83,6 +84,7 @@ class Driver:
     tracker_run_id: str | None
     scored: bool
     drop_constant: bool
+    turns: Turns | None = None  # where engines and trainers share devices
     credit: CreditConfig | None = None  # of process rewards, where they make advantages
     step: int = 0
     policy_version: int = 0
@@ -99,10 +101,19 @@ class Driver:
         """The roles with an optimizer: what a checkpoint holds and a resume restores."""
         return {name: role for name, role in self.roles.items() if name in TRAINED}
 
+    async def _engines_turn(self) -> None:
+        if self.turns is not None:
+            await self.turns.to_engines()
+
+    async def _trainers_turn(self) -> None:
+        if self.turns is not None:
+            await self.turns.to_trainers()
+
     # -- take a batch ------------------------------------------------------------------------
 
     async def take_batch(self, step: int, *, max_draw_factor: float) -> Batch:
         """The batch of `step`: draws until it is full, replacing what can't be trained."""
+        await self._engines_turn()
         wanted = self.schedule.prompts_per_step
         kept: list[GroupHandle] = []
         dropped: list[tuple[GroupHandle, str]] = []
@@ -138,6 +149,7 @@ class Driver:
 
     async def run_passes(self, batch: Batch) -> Batch:
         """The batch with the columns the plan of passes adds."""
+        await self._trainers_turn()
         trains_actor = self.schedule.trains_actor(batch.step)
         passes = self.passes if trains_actor else self.critic_passes
         with self.recorder.span("logprobs"):
@@ -237,9 +249,15 @@ class Driver:
         """One weight-update transaction: engines serve `policy_version` when it returns."""
         if self.weight_sync is None:
             return
+        await self._trainers_turn()
         with self.recorder.span("weight_sync"):
             timings = await self.weight_sync.push(
-                self.policy_version, self.actor.group, self.engines, full=full
+                self.policy_version,
+                self.actor.group,
+                self.engines,
+                full=full,
+                on_prepared=self.turns.admit_weights if self.turns else None,
+                on_loaded=self.turns.admit_kv_cache if self.turns else None,
             )
         self.recorder.add({f"time/weight_sync/{name}_s": value for name, value in timings.items()})
 
@@ -250,6 +268,7 @@ class Driver:
             last=self.schedule.is_last(self.step),
         ):
             return
+        await self._trainers_turn()
         with self.recorder.span("save"):
             self.last_checkpoint = await self.checkpointer.save(
                 self.step,
@@ -265,6 +284,7 @@ class Driver:
             last=self.schedule.is_last(self.step),
         ):
             return
+        await self._engines_turn()
         with self.recorder.span("eval"):
             self.recorder.add(await self.evaluator.run(self.rollouts, self.policy_version))
 
@@ -324,6 +344,7 @@ class Driver:
 
     async def resume(self, folder: Path) -> None:
         """Goes on from a checkpoint: weights, optimizer, data position and policy version."""
+        await self._trainers_turn()
         groups = {name: role.group for name, role in self.trained.items()}
         state = await self.checkpointer.load(folder, roles=groups)
         self.step = int(state["step"])

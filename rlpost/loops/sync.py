@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import PositiveFloat
 
-from rlpost.cluster.workers import gather
 from rlpost.loops import report
-from rlpost.loops.batches import Batch
 from rlpost.loops.driver import Driver
 
 
@@ -19,9 +19,20 @@ class SyncLoopConfig:
     colocate: bool
     max_draw_factor: PositiveFloat
 
+    def conflicts(self, run: Any) -> Iterator[str]:
+        """`run` is the whole RunConfig."""
+        if self.colocate and run.engine is None:
+            yield "loop.colocate: has no effect without engines; set it to false"
+        elif self.colocate and run.engine.config.num_gpus_per_engine >= 1:
+            yield (
+                "loop.colocate: engines and trainers take turns, but each engine has whole GPUs of "
+                "its own; set fractions, such as engine.num_gpus_per_engine=0.5 and "
+                "trainer.num_gpus_per_rank=0.5, or loop.colocate=false"
+            )
+
 
 class SyncLoop:
-    """Strategy `sync`. With `colocate`, engines and trainer take turns on the same devices."""
+    """Strategy `sync`. With `colocate` the driver lets engines and trainers take turns."""
 
     Config = SyncLoopConfig
 
@@ -36,23 +47,7 @@ class SyncLoop:
                     driver.step, max_draw_factor=self.config.max_draw_factor
                 )
                 staleness = report.staleness_max(batch, driver.policy_version)
-                batch, metrics = await self._train(driver, batch)
-                await self._publish(driver)
+                batch, metrics = await driver.train(await driver.run_passes(batch))
+                await driver.publish_update()
             await driver.finish_step(batch, metrics, staleness=staleness)
         await driver.wait_for_samples()
-
-    async def _train(self, driver: Driver, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        if self.config.colocate:
-            await gather(engine.call("sleep", deadline_s=300.0) for engine in driver.engines)
-            await gather(
-                role.group.call("onload", deadline_s=300.0) for role in driver.roles.values()
-            )
-        return await driver.train(await driver.run_passes(batch))
-
-    async def _publish(self, driver: Driver) -> None:
-        if self.config.colocate:
-            await gather(
-                role.group.call("offload", deadline_s=300.0) for role in driver.roles.values()
-            )
-            await gather(engine.call("wake", deadline_s=300.0) for engine in driver.engines)
-        await driver.publish_update()

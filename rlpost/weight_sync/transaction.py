@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlpost.cluster.workers import Worker, WorkerGroup
     from rlpost.weight_sync.base import Transport
 
+Step = Callable[[], Awaitable[None]]
 SHOWN = 5  # names listed in a message
 
 
@@ -68,9 +69,21 @@ class WeightSync:
         self._next_verified = 0
 
     async def push(
-        self, version: int, trainer: WorkerGroup, engines: list[Worker], *, full: bool
+        self,
+        version: int,
+        trainer: WorkerGroup,
+        engines: list[Worker],
+        *,
+        full: bool,
+        on_prepared: Step | None = None,
+        on_loaded: Step | None = None,
     ) -> dict[str, float]:
         """Returns seconds per phase. `full` compares all tensors and what the kernels use.
+
+        `on_prepared` runs when the trainer's weights are staged and no longer needed on its
+        devices, `on_loaded` when the engines hold them and before they generate: where both share
+        devices, the trainer leaves and the engines' weights come in at the first, their KV cache
+        at the second.
 
         Raises WeightSyncError naming version, phase, engine and tensors. Then engines that still
         hold the old version (or already committed the new one) go on; an engine left with
@@ -80,9 +93,11 @@ class WeightSync:
         started = time.monotonic()
         try:
             await self._prepare(push)
+            await self._step(push, "handover", on_prepared)
             await self._pause(push)
             await self._transfer(push)
             await self._verify(push)
+            await self._step(push, "wake", on_loaded)
             await self._commit(push)
             await self._resume(push)
         except BaseException as error:
@@ -106,6 +121,11 @@ class WeightSync:
                 raise WeightSyncError(
                     f"version {push.version}: prepare failed on {push.trainer.role}: {error}"
                 ) from error
+
+    async def _step(self, push: Push, name: str, step: Step | None) -> None:
+        if step is not None:
+            with timed(push, name):
+                await step()
 
     async def _pause(self, push: Push) -> None:
         async def pause(engine: Worker) -> None:

@@ -49,6 +49,12 @@ class MegatronRoleConfig:
                 f"({self.optimizer.lr:g}); the rate decays from lr to min_lr"
             )
 
+        if self.num_gpus_per_rank > 1:
+            raise ValueError(
+                f"num_gpus_per_rank ({self.num_gpus_per_rank:g}): one rank computes on one GPU; "
+                "set 1, a share such as 0.5 (with loop.colocate), or 0 for the CPU"
+            )
+
     @property
     def world_size(self) -> int:
         return (
