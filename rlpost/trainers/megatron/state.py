@@ -13,7 +13,9 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rlpost.errors import CheckpointError
@@ -72,13 +74,21 @@ def _content(model: GPTModel, optimizer: Any, *, loading: bool) -> dict[str, Any
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    weights = model.sharded_state_dict(metadata=metadata)
+    weights = _sharded_weights(model, metadata)
     content = {"model": weights, "rng": _sharded_rng()}
     if optimizer is not None:
         content["optimizer"] = optimizer.sharded_state_dict(
             weights, is_loading=loading, metadata=metadata
         )
     return content
+
+
+def _sharded_weights(model: GPTModel, metadata: dict[str, Any]) -> dict[str, Any]:
+    """LanguageModule's version takes the output layer for a vocabulary; a linear head is none."""
+    head = getattr(model, "output_layer", None)
+    if head is None or isinstance(head, ColumnParallelLinear):
+        return model.sharded_state_dict(metadata=metadata)  # type: ignore[no-any-return]
+    return super(LanguageModule, model).sharded_state_dict(metadata=metadata)  # type: ignore[no-any-return]
 
 
 def _sharded_rng() -> ShardedObject:
