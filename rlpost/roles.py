@@ -40,7 +40,6 @@ def teacher_roles(config: RunConfig) -> dict[str, RoleConfig]:
 
 def served_prm(config: RunConfig) -> ServedConfig | None:
     """The process reward model or judge with engines of its own; None if no such is asked."""
-    prm = None if config.prm is None else config.prm.config
-    if getattr(prm, "engine", None) is None:
+    if config.prm is None or getattr(config.prm.config, "engine", None) is None:
         return None
-    return ServedConfig(prm.model, prm.engine)
+    return ServedConfig(config.prm.config.model, config.prm.config.engine)

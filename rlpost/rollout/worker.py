@@ -97,10 +97,10 @@ class RolloutWorker:
         """Loads the tokenizer and starts the reward processes. Raises BudgetError for those,
         ConfigError for a prm that does not fit the tokenizer."""
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
-        if self._rewards is not None:
-            await self._rewards.start()
+        starts = [] if self._rewards is None else [self._rewards.start()]
         if self._prm is not None:
-            await self._start_process_rewards(self._prm)
+            starts.append(self._start_process_rewards(self._prm))
+        await gather(starts)
 
     async def _start_process_rewards(self, prm: Section) -> None:
         own = self._prm_model_path
@@ -126,7 +126,8 @@ class RolloutWorker:
         """Submits the groups of these prompts, in order; returns the keys to `finish` them with.
 
         `sampling` None takes the strategy's own. `policy_version` labels tokens that no engine
-        labels. Raises DataError for a prompt that can't be encoded, EngineError without engines.
+        labels. Raises DataError for a prompt that can't be encoded, WorkerDiedError without a living
+        engine.
         """
         self._require_new(prompts)
         size = group_size or self._group_size
