@@ -12,7 +12,7 @@ from rich.table import Table
 from rlpost.config import RunConfig, build
 from rlpost.data.base import PromptSource
 from rlpost.errors import ConfigError, DataError
-from rlpost.roles import served_prm, trainer_roles
+from rlpost.roles import engine_roles, trainer_roles
 from rlpost.validation import Section
 from rlpost.wording import join
 
@@ -143,10 +143,7 @@ def roles(config: RunConfig) -> Iterator[RoleShare]:
             trainer.num_gpus_per_rank,
             tuple(pinned.get(role, ())),
         )
-    served = served_prm(config)
-    for role, section in (("engine", config.engine), ("prm", served and served.engine)):
-        if section is None:
-            continue
+    for role, section in engine_roles(config).items():
         engine = section.config
         yield RoleShare(
             role,

@@ -43,3 +43,10 @@ def served_prm(config: RunConfig) -> ServedConfig | None:
     if config.prm is None or getattr(config.prm.config, "engine", None) is None:
         return None
     return ServedConfig(config.prm.config.model, config.prm.config.engine)
+
+
+def engine_roles(config: RunConfig) -> dict[str, Section]:
+    """Role name -> engine section, the policy's first."""
+    roles = {} if config.engine is None else {"engine": config.engine}
+    served = served_prm(config)
+    return roles if served is None else roles | {"prm": served.engine}

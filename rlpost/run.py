@@ -27,7 +27,7 @@ from rlpost.loops.rollouts import Rollouts
 from rlpost.loops.turns import MOVE_DEADLINE_S, Turns
 from rlpost.plan import RunPlan
 from rlpost.prm.credit import CreditConfig
-from rlpost.roles import ServedConfig, served_prm, teacher_roles, trainer_roles
+from rlpost.roles import ServedConfig, engine_roles, served_prm, teacher_roles, trainer_roles
 from rlpost.rollout.worker import RolloutWorker
 from rlpost.tracking.base import RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
@@ -136,12 +136,10 @@ def placements(config: RunConfig) -> dict[str, list[Placement]]:
         trainer = parts.trainer.config
         rank = Placement(trainer.num_cpus_per_rank, trainer.num_gpus_per_rank, trainer.env)
         demands[role] = [rank] * trainer.world_size
-    served = served_prm(config)
-    for role, section in (("engine", config.engine), ("prm", served and served.engine)):
-        if section is not None:
-            engine = section.config
-            replica = Placement(engine.num_cpus_per_engine, engine.num_gpus_per_engine, engine.env)
-            demands[role] = [replica] * engine.num_engines
+    for role, section in engine_roles(config).items():
+        engine = section.config
+        replica = Placement(engine.num_cpus_per_engine, engine.num_gpus_per_engine, engine.env)
+        demands[role] = [replica] * engine.num_engines
     demands["rollout"] = [Placement(1, 0, {"OMP_NUM_THREADS": "1"})]
     return demands
 
