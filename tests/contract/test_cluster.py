@@ -46,7 +46,7 @@ def cluster(tmp_path_factory):
     # Workers unpickle `Thing` by name, so this folder must be on their path.
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     config = LocalClusterConfig(
-        num_cpus=8, num_gpus=0, object_store_bytes=100_000_000, start_deadline_s=60.0, cores={}
+        num_cpus=8, num_gpus=2, object_store_bytes=100_000_000, start_deadline_s=60.0, cores={}
     )
     with LocalCluster(config, log_dir=tmp_path_factory.mktemp("logs")).running() as made:
         yield made
@@ -108,4 +108,38 @@ def test_roles_that_need_more_than_there_is_are_refused_before_the_start(tmp_pat
     )
     demand = {"actor": [Placement(2, 0, {})], "engine": [Placement(1, 0, {})]}
     with pytest.raises(ConfigError, match=r"num_cpus \(2\).*need \(3: actor 2, engine 1\)"):
+        LocalCluster(config, log_dir=tmp_path).check_fits(demand)
+
+
+async def test_roles_share_gpus_rank_by_rank(cluster):
+    """Ranks of one role never share: NCCL would refuse."""
+    visible = {}
+    groups = []
+    for role, share in (("engine", 0.4), ("actor", 0.5)):
+        placement = Placement(num_cpus=1, num_gpus=share, env={})
+        workers = [cluster.spawn(role=role, rank=rank, placement=placement) for rank in range(2)]
+        for worker in workers:
+            await worker.create(Thing, [0], {}, deadline_s=60.0)
+        groups.append(WorkerGroup(role, workers))
+        visible[role] = await groups[-1].call(
+            "environment", "CUDA_VISIBLE_DEVICES", deadline_s=30.0
+        )
+    assert visible["actor"] == visible["engine"] and sorted(visible["actor"]) == ["0", "1"]
+    for group in groups:
+        group.kill()
+
+
+@pytest.mark.parametrize(
+    ("actor", "num_gpus", "said"),
+    [
+        (0.5, 1, r"num_gpus \(1\) is less than the roles need \(2: actor 0\.5, engine 1\)"),
+        (0.6, 2, r"shares of one GPU exceed 1: actor 0\.6 \+ engine 0\.5"),
+    ],
+)
+def test_shares_are_counted_by_gpu(tmp_path, actor, num_gpus, said):
+    config = LocalClusterConfig(
+        num_cpus=8, num_gpus=num_gpus, object_store_bytes=1, start_deadline_s=1.0, cores={}
+    )
+    demand = {"actor": [Placement(1, actor, {})], "engine": [Placement(1, 0.5, {})] * 2}
+    with pytest.raises(ConfigError, match=said):
         LocalCluster(config, log_dir=tmp_path).check_fits(demand)
