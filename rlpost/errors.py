@@ -51,6 +51,10 @@ class BudgetError(RlpostError):
     """Too many failures of one kind (reward, generation, filter, non-finite gradients)."""
 
 
+class ClusterError(RlpostError):
+    """Ray did not come up, so no worker could be started."""
+
+
 class DeadlineError(RlpostError):
     """A remote wait passed its deadline; the message says who waited for whom, and how long."""
 

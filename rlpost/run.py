@@ -157,6 +157,11 @@ class Builder:
     database: Any  # the tracker that knows runs by id
     artifacts: list[Path]
 
+    @property
+    def start_deadline_s(self) -> float:
+        """Of one process, until it holds its object."""
+        return float(self.config.cluster.config.start_deadline_s)
+
     async def run(self) -> float | None:
         prm_engines = self.spawn("prm") if served_prm(self.config) else []
         with self.recorder.span("start"):
@@ -270,7 +275,10 @@ class Builder:
         ]
         await gather(
             worker.create(
-                section.target, [trainer], self.rank_arguments(spec, parts), deadline_s=120.0
+                section.target,
+                [trainer],
+                self.rank_arguments(spec, parts),
+                deadline_s=self.start_deadline_s,
             )
             for worker, spec in zip(workers, specs, strict=True)
         )
@@ -323,7 +331,9 @@ class Builder:
             "rank": engine.rank,
             "seed": self.config.seed,
         }
-        await engine.create(section.target, [section.config], arguments, deadline_s=120.0)
+        await engine.create(
+            section.target, [section.config], arguments, deadline_s=self.start_deadline_s
+        )
         await engine.call("start", deadline_s=section.config.start_deadline_s)
 
     async def start_rollout(self, engines: list[Worker], prm_engines: list[Worker]) -> Worker:
@@ -340,8 +350,10 @@ class Builder:
             "prm_engines": prm_engines,
             "prm_model_path": str(self.model_paths["prm"]) if prm_engines else None,
         }
-        await worker.create(RolloutWorker, [self.config.rollout], arguments, deadline_s=120.0)
-        await worker.call("start", deadline_s=120.0)
+        await worker.create(
+            RolloutWorker, [self.config.rollout], arguments, deadline_s=self.start_deadline_s
+        )
+        await worker.call("start", deadline_s=self.start_deadline_s)
         return worker
 
     def spawn(self, role: str) -> list[Worker]:

@@ -24,7 +24,11 @@ class Replica:
     worker: Worker
     place: int
     load: int = 0
-    fenced: bool = False
+    death: str = ""  # how its process died; an engine with a death is given no more work
+
+    @property
+    def fenced(self) -> bool:
+        return bool(self.death)
 
 
 @dataclass(eq=False)
@@ -66,6 +70,11 @@ class EnginePool:
         """From now on these serve; groups under way stay where they are."""
         self._replicas = [Replica(worker, place) for place, worker in enumerate(engines)]
 
+    def _none_alive(self) -> WorkerDiedError:
+        """Not a failed group, which a budget would bear for a while: no group can be answered."""
+        deaths = [replica.death for replica in self._replicas]
+        return WorkerDiedError(f"none of {len(deaths)} engines is alive: {'; '.join(deaths)}")
+
     async def submit(self, tickets: Sequence[Ticket]) -> None:
         """One call per engine with all its requests. A failure waits in the ticket."""
         shares: dict[int, list[Ticket]] = {}
@@ -76,7 +85,10 @@ class EnginePool:
         await asyncio.gather(*(self._send(share) for share in shares.values()))
 
     async def collect(self, ticket: Ticket) -> list[Generation]:
-        """[G] answers in request order. Raises EngineError when every attempt has failed."""
+        """[G] answers in request order.
+
+        Raises EngineError when every attempt has failed, WorkerDiedError when all engines are dead.
+        """
         while True:
             try:
                 return await self._collect_once(ticket)
@@ -117,7 +129,7 @@ class EnginePool:
         replica = placed(ticket)
         ticket.tried.add(replica.place)
         if isinstance(error, WorkerDiedError):
-            replica.fenced = True
+            replica.death = str(error)
             return
         names = [request.request_id for request in ticket.sent()]
         await asyncio.gather(*(discard(replica.worker, name) for name in names))
@@ -125,7 +137,7 @@ class EnginePool:
     def _pick(self, ticket: Ticket) -> Replica:
         usable = [replica for replica in self._replicas if not replica.fenced]
         if not usable:
-            raise EngineError(f"none of the {len(self._replicas)} engines is alive")
+            raise self._none_alive()
         fresh = [replica for replica in usable if replica.place not in ticket.tried]
         return min(fresh or usable, key=lambda replica: (replica.load, replica.place))
 

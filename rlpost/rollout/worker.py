@@ -126,8 +126,8 @@ class RolloutWorker:
         """Submits the groups of these prompts, in order; returns the keys to `finish` them with.
 
         `sampling` None takes the strategy's own. `policy_version` labels tokens that no engine
-        labels. Raises DataError for a prompt that can't be encoded, WorkerDiedError without a living
-        engine.
+        labels. Raises DataError for a prompt that can't be encoded, WorkerDiedError without living
+        engines.
         """
         self._require_new(prompts)
         size = group_size or self._group_size
