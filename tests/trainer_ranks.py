@@ -131,10 +131,20 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def start(self, config: MegatronRankConfig, *, model: Path, algorithm: Any, **changes: Any):
-        """Replaces what the processes host by fresh ranks of `config`."""
+    def start(
+        self,
+        config: Any,
+        *,
+        model: Path,
+        algorithm: Any,
+        target: type[Any] = MegatronRank,
+        **changes: Any,
+    ) -> list[Any]:
+        """Replaces what the processes host by fresh ranks of `config`, of class `target`."""
         port = _free_port()
-        arguments = {"model_path": str(model), "dtype": "float32", "temperature": 1.0, "seed": 1}
+        arguments = {"model_path": str(model), "dtype": "float32", "seed": 1, "target": target}
+        if target is MegatronRank:
+            arguments["temperature"] = 1.0
         specs = [RankSpec("actor", rank, self.size, "127.0.0.1", port) for rank in range(self.size)]
         return self._ask(
             [
@@ -189,14 +199,14 @@ def _serve(pipe: Any, rank: int) -> None:
             pipe.send((error, None))
 
 
-def _start(hosted: Any, config: MegatronRankConfig, **arguments: Any) -> Any:
+def _start(hosted: Any, config: Any, *, target: type[Any], **arguments: Any) -> Any:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
     if hosted is not None:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
-    rank = MegatronRank(config, **arguments)
+    rank = target(config, **arguments)
     return rank, rank.setup()
 
 
