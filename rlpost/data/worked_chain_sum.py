@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import string
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +18,8 @@ from rlpost.data.reasoning_gym import (
 )
 from rlpost.types import Prompt
 
+TEMPLATE_FIELDS = ("prompt", "answer", "solution")
+
 
 @dataclass(frozen=True)
 class WorkedChainSumSourceConfig:
@@ -25,6 +28,15 @@ class WorkedChainSumSourceConfig:
     task_seed: TaskSeed
     exclude: list[Exclude]
     unfinished_share: Annotated[float, Field(ge=0, le=1)]
+    prompt_template: str
+
+    def __post_init__(self) -> None:
+        fields = [name for _, name, _, _ in string.Formatter().parse(self.prompt_template) if name]
+        if unknown := sorted({*fields} - {*TEMPLATE_FIELDS}):
+            raise ValueError(
+                f"prompt_template ({self.prompt_template!r}) names {{{unknown[0]}}}; known: "
+                f"{', '.join(f'{{{name}}}' for name in TEMPLATE_FIELDS)}"
+            )
 
 
 class WorkedChainSumSource:
@@ -32,6 +44,9 @@ class WorkedChainSumSource:
 
     A share of the solutions stops a step early and gives the running total, "7+5=12\\n12", as a
     careless writer does: what imitates them knows the arithmetic and has the habit to correct.
+
+    `prompt_template` may show the finished solution in the prompt: what a teacher with a hint
+    learns to read.
     """
 
     Config = WorkedChainSumSourceConfig
@@ -50,6 +65,7 @@ class WorkedChainSumSource:
         )
         self._source = ReasoningGymSource(inner, seed=seed)
         self._unfinished_share = config.unfinished_share
+        self._template = config.prompt_template
 
     @property
     def name(self) -> str:
@@ -63,7 +79,10 @@ class WorkedChainSumSource:
         expression = prompt.metadata["entry"]["metadata"]["expression"]
         share = stable_hash("unfinished", prompt.prompt_id, bits=32) / 2**32
         solve = unfinished_solution if share < self._unfinished_share else worked_solution
-        return dataclasses.replace(prompt, completion=solve(expression))
+        text = self._template.format(
+            prompt=prompt.text, answer=prompt.answer, solution=worked_solution(expression)
+        )
+        return dataclasses.replace(prompt, text=text, completion=solve(expression))
 
 
 def worked_solution(expression: str) -> str:

@@ -21,6 +21,7 @@ FILES = sorted(CONF.rglob("*.yaml"))
 RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
 OPTIONS = [file for file in FILES if file.parent.name not in ("conf", "recipe", "hydra")]
 ROLE_GROUPS = ("critic",)  # {model, trainer} in place of one class
+NAMED_ROLES = {"teacher": "teachers"}  # group -> key that holds {name: {model, trainer}}
 KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.@/]+):( |$)")
 
 
@@ -50,9 +51,12 @@ def test_keys_are_the_fields_of_the_config(file: Path) -> None:
     """Validation allows no key without a field and, as fields have no defaults, none missing."""
     group, option = file.parent.name, file.stem
     node = compose_node([f"{group}={option}", "run_name=test"])
-    section = OmegaConf.to_container(node[group], resolve=True)
+    section = OmegaConf.to_container(node[NAMED_ROLES.get(group, group)], resolve=True)
     validator = Validator(["rlpost."])
-    if group in ROLE_GROUPS:
+    if group in NAMED_ROLES:
+        for role in section.values():
+            validator.validate(RoleConfig, role)
+    elif group in ROLE_GROUPS:
         validator.validate(RoleConfig, section)
     else:
         validator.validate(Holder, {"section": section})

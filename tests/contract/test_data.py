@@ -35,9 +35,14 @@ def chain_sum(seed=1, **changes):
     return ReasoningGymSource(dataclasses.replace(CHAIN_SUM, **changes), seed=seed)
 
 
-def worked(seed=1, unfinished_share=0.0):
+def worked(seed=1, unfinished_share=0.0, prompt_template="{prompt}"):
     config = WorkedChainSumSourceConfig(
-        params=DIGITS, size=50, task_seed=1, exclude=[], unfinished_share=unfinished_share
+        params=DIGITS,
+        size=50,
+        task_seed=1,
+        exclude=[],
+        unfinished_share=unfinished_share,
+        prompt_template=prompt_template,
     )
     return WorkedChainSumSource(config, seed=seed)
 
@@ -178,3 +183,13 @@ def test_sources_import_no_heavy_library():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_worked_prompt_can_show_the_finished_solution_as_a_hint():
+    source = worked(unfinished_share=1.0, prompt_template="{solution}={prompt}")
+    plain = worked().get(0, 0)
+    prompt = source.get(0, 0)
+    assert prompt.text == f"{plain.completion}={plain.text}"
+    assert prompt.completion != plain.completion
+    with pytest.raises(ValueError, match=r"names \{hint\}; known: \{prompt\}"):
+        worked(prompt_template="{hint}{prompt}")
