@@ -59,6 +59,29 @@ WRONG = [
     ("rollout=reference group_size=1", "engine: has no effect, as ReferenceRollout asks no"),
     ("rollout=reference group_size=1", "Grpo compares with the policy that sampled"),
     ("trainer.data_parallel_size=3", "must be a multiple of the trainer's 3 data-parallel ranks"),
+    ("distillation=topk", "distillation: needs a teacher, but teachers is empty; add one"),
+    ("teacher=chain", "teachers: default would have no effect without distillation"),
+    (
+        "teacher=chain distillation=topk algorithm=sft",
+        "distillation: joins the policy-gradient loss, but Sft has none",
+    ),
+    (
+        "teacher=chain distillation=topk distillation.k=0",
+        "distillation.k: got 0; allowed: integer > 0",
+    ),
+    (
+        "teacher=chain distillation=full trainer.data_parallel_size=2",
+        "teachers.default.trainer.data_parallel_size (1): with distillation=full the teacher lives",
+    ),
+    (
+        "teacher=chain +model@teachers.b.model=tiny_chain +trainer@teachers.b.trainer=megatron "
+        "distillation=topk",
+        "distillation.route_by: null, but there are 2 teachers (default, b)",
+    ),
+    (
+        "teacher=chain distillation=topk teachers.default.model.max_length=60",
+        "are more than teachers.default.model.max_length (60); raise it",
+    ),
     (
         "rollout.max_response_tokens=1000",
         "rollout.max_prompt_tokens (32) + rollout.max_response_tokens (1000) are more than",

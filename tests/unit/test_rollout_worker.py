@@ -11,6 +11,7 @@ from fake_engine import EOS, ChatTokenizer, FakeEngine, FakeStore, FakeTokenizer
 from fake_rewards import pool_config, section
 
 from rlpost.cluster import store
+from rlpost.distillation.context import TeacherContext
 from rlpost.errors import BudgetError, ConfigError, DataError
 from rlpost.rewards.reward_set import PartConfig, RewardSet, RewardSetConfig
 from rlpost.rollout import worker as worker_module
@@ -326,3 +327,31 @@ def test_nucleus_sampling_is_refused_where_ratios_are_trained_on(top_p, passes, 
 def test_deadlines_must_leave_room_for_the_attempts():
     with pytest.raises(ValueError, match=r"generate_deadline_s \(10\).*raise it to 40"):
         dataclasses.replace(SINGLE_TURN, attempt_deadline_s=20.0)
+
+
+HINTED = TeacherContext(
+    hint_template="{answer}{prompt}", route_by=None, teachers=("one",), max_length=24
+)
+
+
+def test_the_teachers_prompt_is_tokenised_once_and_travels_with_the_group(make, objects):
+    async def act():
+        worker, _ = await make([FakeEngine()], teacher=HINTED)
+        return await groups(worker, prompts(1))
+
+    (handle,) = asyncio.run(act())
+    block = objects.fetch(handle.block)
+    assert handle.teacher == "one"
+    expected = FakeTokenizer().encode("21+1=")
+    assert block.scalars["teacher_prompt_ids"].tolist() == [expected, expected]
+    assert block.scalars["prompt_length"].tolist() == [4, 4]
+
+
+def test_a_hint_too_long_for_the_teacher_fails_its_group_by_that_name(make):
+    async def act():
+        short = dataclasses.replace(HINTED, max_length=20)
+        worker, _ = await make([FakeEngine()], teacher=short)
+        return await groups(worker, prompts(1))
+
+    (handle,) = asyncio.run(act())
+    assert handle.failure == "hint_too_long"
