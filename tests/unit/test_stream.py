@@ -57,10 +57,19 @@ class Engines:
         return reason
 
 
-def stream_of(engines, *, num_steps=12, max_staleness=1, on_stale="wait", interval=1, factor=50.0):
+def stream_of(
+    engines,
+    *,
+    num_steps=12,
+    max_staleness=1,
+    on_stale="wait",
+    interval=1,
+    factor=50.0,
+    critic_only=0,
+):
     settings = StreamSettings(
         num_steps=num_steps,
-        num_critic_only_steps=0,
+        num_critic_only_steps=critic_only,
         first_step=0,
         prompts_per_step=PROMPTS_PER_STEP,
         update_weights_interval=interval,
@@ -72,7 +81,7 @@ def stream_of(engines, *, num_steps=12, max_staleness=1, on_stale="wait", interv
     return RolloutStream(settings, source, version=0)
 
 
-async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002):
+async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002, critic_only=0):
     """Takes and trains all batches; returns (batches, staleness of each)."""
     stream.start()
     batches, staleness, version = [], [], 0
@@ -84,7 +93,7 @@ async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002):
             engines.ledger.move(group.prompt_key, "trained")
         engines.ledger.check()
         batches.append(batch)
-        if (step + 1) % interval == 0:
+        if (step + 1) % interval == 0 and step >= critic_only:
             version += 1
             stream.published(version)
     await stream.close()
@@ -103,6 +112,16 @@ async def test_no_batch_exceeds_the_bound_with_very_unequal_answers(bound, inter
     engines = Engines(seconds=long_tailed)
     stream = stream_of(engines, max_staleness=bound, on_stale=on_stale, interval=interval)
     _, staleness = await train(stream, engines, interval=interval)
+    assert max(staleness) <= bound
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+async def test_batches_that_train_the_critic_only_stop_no_stream(bound):
+    """They make no versions, so a bound by versions alone would leave the trainer waiting."""
+    engines = Engines(seconds=long_tailed)
+    stream = stream_of(engines, max_staleness=bound, critic_only=5)
+    batches, staleness = await train(stream, engines, critic_only=5)
+    assert len(batches) == 12
     assert max(staleness) <= bound
 
 
