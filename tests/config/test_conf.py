@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from rlpost.checks import check
 from rlpost.config import OPTIONAL_GROUPS, RoleConfig, RunConfig, Section, load
+from rlpost.errors import ConfigError
 from rlpost.overrides import CONF, compose_node
 from rlpost.validation import Validator
 from rlpost.wording import MISSING
@@ -115,6 +116,28 @@ def test_a_recipe_only_overrides_groups_that_exist(recipe: str) -> None:
         options = option if OmegaConf.is_list(option) else [option]
         folder = CONF / group.partition("@")[0]
         assert all(name is None or (folder / f"{name}.yaml").exists() for name in options), key
+
+
+ON_GPUS = ("+recipe=grpo_chain", "cluster=local_gpu", "engine=vllm_gpu", "trainer=megatron_gpu")
+SHARES = ("engine.num_gpus_per_engine=0.5", "trainer.num_gpus_per_rank=0.5")
+
+
+@pytest.mark.parametrize("more", [(), ("loop.colocate=true", *SHARES)])
+def test_a_recipe_goes_to_gpus_by_its_groups_alone(more: tuple[str, ...]) -> None:
+    check(load(compose_node([*ON_GPUS, *more])))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (SHARES, r"engine\.num_gpus_per_engine \(0\.5\) is a share of a GPU"),
+        (SHARES, r"trainer\.num_gpus_per_rank \(0\.5\) is a share of a GPU"),
+        (("loop.colocate=true",), "each engine has whole GPUs of its own"),
+    ],
+)
+def test_gpus_are_shared_by_turns_or_not_at_all(more: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(load(compose_node([*ON_GPUS, *more])))
 
 
 def test_interpolations_see_overrides() -> None:

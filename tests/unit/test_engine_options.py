@@ -33,6 +33,13 @@ def test_a_gpu_engine_gets_no_cpu_settings() -> None:
     assert inside.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
+def test_an_engine_of_one_rank_may_have_a_share_of_a_gpu() -> None:
+    assert engine_config(num_gpus_per_engine=0.5).layout == "async_llm"
+    for ranks, num_gpus in ((1, 1.5), (2, 0.5), (2, 1.0)):
+        with pytest.raises(ValueError, match=r"with tensor_parallel_size 1 it may be a share"):
+            engine_config(num_gpus_per_engine=num_gpus, tensor_parallel_size=ranks)
+
+
 def test_stop_tokens_come_from_the_model_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
     assert stop_token_ids(str(tmp_path)) == [2]

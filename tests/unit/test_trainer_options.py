@@ -1,8 +1,12 @@
 import pytest
 import torch
+from trainer_ranks import trainer_config
 
+from rlpost.errors import TrainerError
+from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.offload import Offloader
 from rlpost.trainers.megatron.options import LrScheduleConfig, learning_rate
+from rlpost.trainers.megatron.rank import MegatronRank
 
 
 def rates(schedule, steps):
@@ -44,3 +48,17 @@ def test_offloading_keeps_views_connected():
     assert gradient.tolist() == [0.0] * 8
     shard.add_(10)
     assert parameter.tolist() == [[0.0, 1.0], [12.0, 13.0]]
+
+
+def test_a_rank_has_at_most_one_gpu():
+    with pytest.raises(ValueError, match=r"num_gpus_per_rank \(2\): one rank computes on one GPU"):
+        trainer_config(num_gpus_per_rank=2.0)
+
+
+def test_a_rank_that_was_promised_a_gpu_does_not_go_on_without():
+    rank = MegatronRank(
+        trainer_config(num_gpus_per_rank=0.5), spec=RankSpec("actor", 0, 1, "", 0), model_path="",
+        dtype="float32", algorithm=None, temperature=1.0, seed=0,
+    )  # fmt: skip
+    with pytest.raises(TrainerError, match=r"actor\[0\] asked for num_gpus_per_rank \(0\.5\)"):
+        rank._check_device(has_cuda=False)

@@ -48,7 +48,6 @@ class MegatronRoleConfig:
                 f"lr_schedule.min_lr ({self.lr_schedule.min_lr:g}) is above optimizer.lr "
                 f"({self.optimizer.lr:g}); the rate decays from lr to min_lr"
             )
-
         if self.num_gpus_per_rank > 1:
             raise ValueError(
                 f"num_gpus_per_rank ({self.num_gpus_per_rank:g}): one rank computes on one GPU; "
@@ -97,6 +96,7 @@ class MegatronRole(ABC, Generic[N]):
             from rlpost.trainers.megatron import device, model
 
             build = self._builder()
+        self._check_device(has_cuda=device.has_cuda())
         with _timed(seconds, "join"):
             device.set_num_threads(self.config.threads_per_rank)
             device.set_device(self.spec.rank)
@@ -116,6 +116,15 @@ class MegatronRole(ABC, Generic[N]):
             raise TrainerError(
                 f"{self.spec.role} was started with {self.spec.world_size} ranks, but tensor x "
                 f"pipeline x data parallel size is {self.config.world_size}"
+            )
+
+    def _check_device(self, *, has_cuda: bool) -> None:
+        """A rank that was promised a GPU must not go on quietly on the CPU."""
+        if self.config.num_gpus_per_rank > 0 and not has_cuda:
+            raise TrainerError(
+                f"{self.spec.role}[{self.spec.rank}] asked for num_gpus_per_rank "
+                f"({self.config.num_gpus_per_rank:g}), but torch sees no GPU: check nvidia-smi, "
+                "cluster.num_gpus and that torch is a CUDA build, or set 0"
             )
 
     def _join(self, backend: str) -> None:
