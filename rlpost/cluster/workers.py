@@ -66,6 +66,11 @@ class Worker:
                 f"{self!r} died during {method}() (killed, crashed or out of memory); "
                 f"its log is {self.log_path}"
             ) from error
+        except ray.exceptions.RayError as error:  # the node died, or Ray freed its memory
+            reason = str(error).partition("\n")[0]
+            raise WorkerDiedError(
+                f"{self!r} was lost during {method}(): {reason}; its log is {self.log_path}"
+            ) from error
 
     def kill(self) -> None:
         """Ends the process at once."""
