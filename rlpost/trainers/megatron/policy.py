@@ -193,6 +193,16 @@ class Policy(Network):
             raise TrainerError("this role has no algorithm and can't be trained; train the actor")
         return self.algorithm
 
+    def offload(self) -> None:
+        super().offload()
+        if self.distiller is not None and self.distiller.teacher is not None:
+            self.distiller.teacher.offload()
+
+    def onload(self) -> None:
+        super().onload()
+        if self.distiller is not None and self.distiller.teacher is not None:
+            self.distiller.teacher.onload()
+
     def export_weights(self, dtype: str) -> list[WeightChunk]:
         return export.weight_chunks(
             self.model, self.hf_config, dtype=getattr(torch, dtype), layout=self.layout
