@@ -112,8 +112,8 @@ class JudgePrm:
                     "give prm.model an instruction-tuned model"
                 ]
             )
-        unknown = tokenizer.unk_token_id
-        if unknown is not None and unknown in tokenizer.encode(self._config.template):
+        unknown, question = tokenizer.unk_token_id, self._filled("", "", "")
+        if unknown is not None and unknown in tokenizer.encode(question):
             raise ConfigError(
                 [
                     "prm.template holds characters that the vocabulary of the judge's model lacks; "
@@ -157,14 +157,14 @@ class JudgePrm:
             for vote in range(config.num_votes)
         ]
 
+    def _filled(self, prompt: str, before: str, step: str) -> str:
+        return self._config.template.format(prompt=prompt, before=before, step=step)
+
     def _prompts(self, response: Response) -> Iterator[list[int]]:
         tokenizer, steps = self._services.scorer_tokenizer, response.inputs.steps
         for index, step in enumerate(steps):
-            text = self._config.template.format(
-                prompt=prompt_text(response.inputs.prompt),
-                before="".join(steps[:index]),
-                step=step,
-            )
+            asked = prompt_text(response.inputs.prompt)
+            text = self._filled(asked, "".join(steps[:index]), step)
             if not self._config.chat:
                 yield list(tokenizer.encode(text))
                 continue

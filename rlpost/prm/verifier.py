@@ -27,7 +27,7 @@ class VerifierPrmConfig:
     pool: PoolConfig
 
     def conflicts(self, run: Any) -> Iterator[str]:
-        if not self.program.target.gives_values:
+        if not getattr(self.program.target, "gives_values", False):
             yield from refuse_progress(self.credit, self.program.target.__name__)
 
 
