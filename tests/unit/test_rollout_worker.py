@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from fake_rewards import pool_config, section
 
 from rlpost.cluster import store
 from rlpost.distillation.context import TeacherContext
-from rlpost.errors import BudgetError, ConfigError, DataError
+from rlpost.errors import BudgetError, ConfigError, DataError, RlpostError, WorkerDiedError
 from rlpost.rewards.reward_set import PartConfig, RewardSet, RewardSetConfig
 from rlpost.rollout import worker as worker_module
 from rlpost.rollout.reference import ReferenceRollout, ReferenceRolloutConfig
@@ -174,6 +175,26 @@ async def test_a_dead_engine_s_groups_are_retried_elsewhere_with_the_same_seeds(
     assert [request.seed for request in engines[1].submissions[1]] == first
     await groups(worker, prompts(4)[2:])
     assert len(engines[0].submissions) == 1, "a fenced engine gets no more work"
+
+
+async def test_when_all_engines_are_dead_no_group_is_tried_any_more(make):
+    """A failed group would be drawn again, until a budget is spent."""
+    worker, handles = await make([FakeEngine(), FakeEngine()])
+    keys = await worker.begin(prompts(2))
+    for handle in handles:
+        handle.dead = True
+    results = [await outcome(worker.finish(key)) for key in keys]
+    results.append(await outcome(worker.begin(prompts(3)[2:])))
+    assert isinstance(results[-1], WorkerDiedError)
+    assert re.search(r"none of 2 engines is alive: .*\[0\].*; .*\[1\]", str(results[-1]))
+
+
+async def outcome(call):
+    """What the call raises, or its result."""
+    try:
+        return await call
+    except RlpostError as error:
+        return error
 
 
 async def test_an_engine_that_hangs_is_left_and_the_group_goes_elsewhere(make):
