@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.multiprocessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlpost.errors import ModelError
@@ -26,6 +27,38 @@ def test_smollm2_is_converted_to_a_chat_model_that_knows_paris(tmp_path):
     stamp = (folder / "model.safetensors").stat().st_mtime_ns
     assert SmolLM2(SmolLM2Config("float32", 64)).prepare(tmp_path) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_megatron_computes_the_logits_of_transformers(tmp_path):
+    folder = SmolLM2(SmolLM2Config("float32", 1024)).prepare(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [tokenizer.apply_chat_template(QUESTION, tokenize=False), "3 + 4 = 7"]
+    parts = [torch.tensor(tokenizer.encode(text)) for text in texts]
+    torch.save(parts, tmp_path / "parts.pt")
+    torch.multiprocessing.spawn(save_logits, (str(folder), str(tmp_path)), nprocs=1)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        expected = torch.cat([model(ids[None]).logits[0] for ids in parts])
+    found = torch.load(tmp_path / "logits.pt")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def save_logits(rank, folder, out):
+    """Both texts packed into one forward pass of the trainer's model."""
+    import torch.distributed as dist
+
+    from rlpost.trainers.megatron import converter, device, hf_io, model
+
+    device.prepare()
+    dist.init_process_group("gloo", init_method=f"file://{out}/meeting", rank=rank, world_size=1)
+    model.init_parallel(tp=1, pp=1, seed=1)
+    config, reader = hf_io.read_config(folder), hf_io.HfReader(folder)
+    stage = model.build_model(config, dtype=torch.float32, options={}, vocab_multiple=1)
+    converter.load_hf(stage, config, reader.get_tensor)
+    parts = torch.load(f"{out}/parts.pt")
+    with torch.no_grad():
+        hidden = model.forward_packed(stage.eval(), torch.cat(parts), [len(ids) for ids in parts])
+        torch.save(model.logits(stage, hidden[0], config.vocab_size), f"{out}/logits.pt")
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
