@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rlpost.data.balance import balanced_split
+from rlpost.loops.passes import Pass
 from rlpost.prm.credit import CreditConfig, step_advantages
 from rlpost.types import BatchScalars, BatchView, GroupHandle, StoredBlock
 
@@ -15,8 +16,8 @@ from rlpost.types import BatchScalars, BatchView, GroupHandle, StoredBlock
 class Batch:
     """One training batch on the driver: handles only. `dropped` pairs a group with the reason.
 
-    `blocks` starts as the groups' own; passes add theirs. `generate_s` is the time until the last
-    answer was there, `reward_s` what scoring added to it.
+    `blocks` starts as the groups' own; passes that are `done` have added theirs. `generate_s` is
+    the time until the last answer was there, `reward_s` what scoring added to it.
     """
 
     step: int
@@ -25,6 +26,7 @@ class Batch:
     generate_s: float
     reward_s: float
     blocks: tuple[StoredBlock, ...] = ()
+    done: frozenset[Pass] = frozenset()
 
     @classmethod
     def of(
@@ -43,9 +45,9 @@ class Batch:
         """The groups that `teacher` scores."""
         return replace(self, groups=tuple(g for g in self.groups if g.teacher == teacher))
 
-    def with_blocks(self, blocks: Iterable[StoredBlock | None]) -> Batch:
+    def with_blocks(self, blocks: Iterable[StoredBlock | None], done: Iterable[Pass] = ()) -> Batch:
         added = tuple(block for block in blocks if block is not None)
-        return replace(self, blocks=self.blocks + added)
+        return replace(self, blocks=self.blocks + added, done=self.done.union(done))
 
 
 def scalars_of(

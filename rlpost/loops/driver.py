@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from rlpost.cluster.workers import gather
 from rlpost.loops import report
 from rlpost.loops.batches import Batch, drop_reason, view_for
 from rlpost.loops.draws import book, check_draw_budget, draw_prompts
-from rlpost.loops.passes import Pass, check_delivered, rounds
+from rlpost.loops.passes import Pass, check_delivered, early, rounds
 from rlpost.metrics import merge, results
 from rlpost.types import BatchView, GroupHandle, PassResult, StoredBlock
 
@@ -147,16 +148,24 @@ class Driver:
 
     # -- passes and training -----------------------------------------------------------------
 
+    async def run_early_passes(self, batch: Batch) -> Batch:
+        """What frozen roles can compute on the batch while the actor trains on the one before."""
+        return await self._run_side_by_side(batch, early(self._passes_of(batch), TRAINED))
+
     async def run_passes(self, batch: Batch) -> Batch:
-        """The batch with the columns the plan of passes adds."""
+        """The batch with all columns that the plan of passes adds."""
         await self._trainers_turn()
-        trains_actor = self.schedule.trains_actor(batch.step)
-        passes = self.passes if trains_actor else self.critic_passes
         with self.recorder.span("logprobs"):
-            for ready in rounds(passes):
-                for blocks in await gather(self._run_pass(batch, item) for item in ready):
-                    batch = batch.with_blocks(blocks)
+            for ready in rounds(self._passes_of(batch), batch.done):
+                batch = await self._run_side_by_side(batch, ready)
         return batch
+
+    def _passes_of(self, batch: Batch) -> tuple[Pass, ...]:
+        return self.passes if self.schedule.trains_actor(batch.step) else self.critic_passes
+
+    async def _run_side_by_side(self, batch: Batch, passes: Sequence[Pass]) -> Batch:
+        made = await gather(self._run_pass(batch, item) for item in passes)
+        return batch.with_blocks((block for blocks in made for block in blocks), passes)
 
     async def _run_pass(self, batch: Batch, item: Pass) -> list[StoredBlock | None]:
         role = self.roles[item.role]

@@ -33,7 +33,7 @@ class AsyncLoopConfig:
 class AsyncLoop:
     """Strategy `async`. Without lookahead it is the sync loop, step by step.
 
-    One task besides the driver's: it generates the next batch. It is awaited by the next step, or
+    One task besides the driver's: it makes the next batch. It is awaited by the next step, or
     cancelled when the run ends; its error ends the run.
     """
 
@@ -66,7 +66,9 @@ class AsyncLoop:
         return batch
 
     async def _take(self, driver: Driver, step: int) -> Batch:
-        return await driver.take_batch(step, max_draw_factor=self.config.max_draw_factor)
+        """Generates a batch; ahead of its step, frozen roles score it too."""
+        batch = await driver.take_batch(step, max_draw_factor=self.config.max_draw_factor)
+        return await driver.run_early_passes(batch)
 
     async def _publish_if_due(self, driver: Driver) -> None:
         if driver.step % self.config.update_weights_interval == 0 or driver.finished:

@@ -7,7 +7,7 @@ different roles run side by side. Adding a pass is adding one `Pass`. Pure: no w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlpost.errors import ConfigError, TrainerError
@@ -61,9 +61,18 @@ def plan_passes(names: Iterable[str], extra: Sequence[Pass] = ()) -> tuple[Pass,
     return tuple(item for ready in rounds(passes) for item in ready)
 
 
-def rounds(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
-    """The passes that can run side by side, round after round. Raises ConfigError."""
-    left, made = list(passes), set[str]()
+def early(passes: Sequence[Pass], trained: Container[str]) -> list[Pass]:
+    """Those that may run while the actor trains on the batch before: frozen roles, no needs."""
+    return [item for item in passes if not item.needs and item.role not in trained]
+
+
+def rounds(passes: Sequence[Pass], done: Container[Pass] = ()) -> Iterator[list[Pass]]:
+    """The passes that are left, side by side where they can be, round after round.
+
+    Raises ConfigError.
+    """
+    left = [item for item in passes if item not in done]
+    made = {item.name for item in passes} - {item.name for item in left}
     while left:
         ready = [item for item in left if made.issuperset(item.needs)]
         if not ready:

@@ -155,3 +155,13 @@ async def test_a_checkpoint_holds_both_and_a_resume_restores_both(driver: Driver
     assert driver.checkpointer.given["exports"] == {"hf": "actor", "critic_hf": "critic"}
     await driver.resume(Path("saved"))
     assert driver.checkpointer.loaded == ["actor", "critic"]
+
+
+async def test_only_frozen_roles_start_early_and_no_pass_runs_twice(driver: Driver) -> None:
+    driver.step = 2
+    ahead = await driver.run_early_passes(batch_of(2))
+    assert calls(driver, "actor") == calls(driver, "critic") == []
+    assert calls(driver, "reference") == [("compute_logprobs", "ref_logprobs")]
+    whole = await driver.run_passes(ahead)
+    assert calls(driver, "reference") == [("compute_logprobs", "ref_logprobs")]
+    assert {item.name for item in whole.done} == {"old_logprobs", "ref_logprobs", "values"}
