@@ -34,7 +34,10 @@ class StepClassificationConfig:
                 "trains a classifier of steps; choose trainer=megatron_classifier"
             )
         if run.weight_sync is not None:
-            yield "weight_sync: has no effect, as the policy stays as it is; set weight_sync=null"
+            yield (
+                "weight_sync: has no effect, as the policy stays as it is; switch it off "
+                "(~weight_sync)"
+            )
 
 
 class StepClassification:
