@@ -69,7 +69,7 @@ def resumed_run_id(config: RunConfig) -> str | None:
     """Id of the tracker's run that a resumed run goes on with. Raises CheckpointError."""
     if config.resume_from is None:
         return None
-    run_id: str | None = saved_state(Path(config.resume_from))["tracker_run_id"]
+    run_id: str | None = saved_state(Path(config.resume_from)).get("tracker_run_id")
     return run_id
 
 
