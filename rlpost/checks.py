@@ -65,7 +65,7 @@ def values_have_a_critic(config: RunConfig) -> Iterator[str]:
         yield f"critic: null, but {algorithm} needs values; choose an option (critic=megatron)"
     if not needed and config.critic is not None:
         yield (
-            f"critic: has no effect, as {algorithm} reads no values; switch it off (critic=null) "
+            f"critic: has no effect, as {algorithm} reads no values; switch it off (~critic) "
             "or choose algorithm=ppo"
         )
     classifies = getattr(config.trainer.target, "classifies", False)

@@ -233,7 +233,7 @@ def test_values_and_a_critic_go_together() -> None:
         "critic: null, but Toy needs values; choose an option (critic=megatron)"
     ]
     assert problems(run_config(critic=critic())) == [
-        "critic: has no effect, as Toy reads no values; switch it off (critic=null) or choose "
+        "critic: has no effect, as Toy reads no values; switch it off (~critic) or choose "
         "algorithm=ppo"
     ]
 
