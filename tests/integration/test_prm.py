@@ -139,9 +139,7 @@ def test_every_layout_learns_the_same(one: Any, two: Ranks, model: Path, layout:
 
 def served(folder: Path, log_dir: Path, sequences: list[list[int]]) -> Any:
     """Outputs of a pooling engine for each sequence, and its answer to one that is too long."""
-    options = PoolingEngineConfig(
-        **{**vars(engine_config()), "vllm": {"enforce_eager": True, "block_size": 32}}
-    )
+    options = PoolingEngineConfig(**vars(engine_config()))
     cluster = LocalCluster(
         LocalClusterConfig(
             num_cpus=1,
