@@ -78,8 +78,13 @@ class TrainerRank(RoleRank, Protocol):
     def compute_logprobs(self, view: BatchView, column: str) -> PassResult:
         """Log-probs of every loss token of the rank's rows, as per-token column `column`.
 
-        NaN where loss_mask is 0. At the sampling temperature given in the trainer's config.
+        NaN where loss_mask is 0. At the sampling temperature given in the trainer's config. An
+        actor that distils adds `student_ids` where its mode asks for them.
         """
+
+    def compute_teacher(self, view: BatchView, column: str) -> PassResult:
+        """A teacher's columns (see distillation/base.py) of the rank's rows, at the student's
+        token positions. Raises TrainerError when it reads another response than the student's."""
 
     def export_weights(self, dtype: str) -> list[WeightChunk]:
         """Hugging Face tensors owned by this rank (empty unless it is the exporting rank)."""
