@@ -234,10 +234,14 @@ async def test_pause_keep_freezes_and_drain_finishes(engine: Worker) -> None:
     await call(engine, "collect", ids)
 
 
-async def test_an_engine_generates_the_same_after_sleep(engine: Worker) -> None:
+@pytest.mark.parametrize("parts", [[None], ["weights", "kv_cache"]])
+async def test_an_engine_generates_the_same_after_sleep(
+    engine: Worker, parts: list[str | None]
+) -> None:
     (before,) = await generate(engine, [request(next(names))])
     await call(engine, "sleep")
-    await call(engine, "wake")
+    for part in parts:
+        await call(engine, "wake", part)
     (after,) = await generate(engine, [request(next(names))])
     assert before.token_ids.tolist() == after.token_ids.tolist()
 
