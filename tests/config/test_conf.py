@@ -15,6 +15,7 @@ from rlpost.checks import check
 from rlpost.config import OPTIONAL_GROUPS, RoleConfig, RunConfig, Section, load
 from rlpost.errors import ConfigError
 from rlpost.overrides import CONF, compose_node
+from rlpost.plan import RunPlan
 from rlpost.validation import Validator
 from rlpost.wording import MISSING
 
@@ -155,3 +156,11 @@ def test_numbers_are_numbers_however_they_are_written(text: str) -> None:
 def test_the_run_can_be_rebuilt_from_its_plain_values() -> None:
     config = load(compose_node(["run_name=again"]))
     assert load(OmegaConf.create(config.plain())) == config
+
+
+def test_prompts_that_no_teacher_is_named_for_are_found_before_the_run() -> None:
+    distilled = ["teacher=chain", "distillation=topk", "data.size=16"]
+    assert RunPlan.of(load(compose_node(distilled))).passes[-1] == "teacher_logprobs"
+    routed = load(compose_node([*distilled, "distillation.route_by=task"]))
+    with pytest.raises(ConfigError, match=r"no teacher for task = 'chain_sum'.*; add teachers"):
+        RunPlan.of(routed)
