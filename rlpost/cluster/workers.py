@@ -61,6 +61,12 @@ class Worker:
             ) from error
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
+        except ray.exceptions.OutOfMemoryError as error:
+            raise WorkerDiedError(
+                f"{self!r} was ended by Ray during {method}(), as the machine's memory was almost "
+                f"full; use smaller micro-batches or fewer workers, or end what else runs there; "
+                f"its log is {self.log_path}"
+            ) from error
         except ray.exceptions.RayActorError as error:
             raise WorkerDiedError(
                 f"{self!r} died during {method}() (killed, crashed or out of memory); "

@@ -1,17 +1,20 @@
 """Worker processes: real Ray, one session for the file."""
 
 import asyncio
+import concurrent.futures
 import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
 
 from rlpost.cluster import store
 from rlpost.cluster.local import LocalCluster, LocalClusterConfig
-from rlpost.cluster.workers import Placement, WorkerGroup
+from rlpost.cluster.workers import Placement, Worker, WorkerGroup
 from rlpost.errors import ConfigError, DeadlineError, TrainerError, WorkerDiedError
 
 pytestmark = pytest.mark.slow
@@ -93,6 +96,16 @@ async def test_a_killed_worker_fails_the_call_at_once_and_is_named(cluster):
     with pytest.raises(WorkerDiedError, match=r"thing\[0\] died during sleep"):
         await waiting
     assert time.monotonic() - started < 20
+
+
+async def test_a_worker_that_ray_ends_for_memory_says_so():
+    future = concurrent.futures.Future()
+    future.set_exception(ray.exceptions.OutOfMemoryError("top 10 memory users"))
+    answer = SimpleNamespace(future=lambda: future)
+    actor = SimpleNamespace(call=SimpleNamespace(remote=lambda *_: answer))
+    worker = Worker(role="thing", rank=0, actor=actor, log_path="thing-0.log")
+    with pytest.raises(WorkerDiedError, match=r"thing\[0\] was ended by Ray during train\(\), as"):
+        await worker.call("train", deadline_s=1.0)
 
 
 async def test_a_reference_moves_the_place_of_the_data_not_the_data(cluster):
