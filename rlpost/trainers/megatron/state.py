@@ -22,6 +22,7 @@ from rlpost.errors import CheckpointError
 from rlpost.trainers.megatron import device
 from rlpost.trainers.megatron.layout import Layout
 from rlpost.trainers.megatron.optimizer import unshare_steps
+from rlpost.trainers.megatron.saving import InProcessSave
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,13 @@ class Counters:
 
 
 def save(path: Path, *, model: GPTModel, optimizer: Any, counters: Counters) -> None:
-    """All ranks call. `optimizer` None saves weights and RNG alone."""
+    """All ranks call. `optimizer` None saves weights and RNG alone. Raises CheckpointError."""
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     content = _content(model, optimizer, loading=False)
-    dist_checkpointing.save({**content, "counters": asdict(counters)}, str(path))
+    content["counters"] = asdict(counters)
+    dist_checkpointing.save(content, str(path), sharded_strategy=InProcessSave())
     dist.barrier()
 
 
