@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from rlpost.cluster import store
 from rlpost.cluster.local import LocalCluster, LocalClusterConfig
 from rlpost.cluster.workers import Placement, Worker, gather
-from rlpost.engines.base import TensorSpec, WeightChunk
+from rlpost.engines.base import Stage, TensorSpec, WeightChunk
 from rlpost.engines.vllm import VllmEngine, VllmEngineConfig
 from rlpost.fingerprint import fingerprint
 from rlpost.types import GenerateRequest, Generation, Sampling
 from rlpost.validation import Section
-from rlpost.weight_sync.object_store import ObjectStoreTransport, ObjectStoreTransportConfig
+from rlpost.weight_sync.object_store import (
+    ObjectStoreTransport,
+    ObjectStoreTransportConfig,
+)
 from rlpost.weight_sync.transaction import WeightSync, WeightSyncConfig
 
 EOS = 1
@@ -84,28 +85,24 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def chunks_of(
-    tensors: Mapping[str, torch.Tensor], put: Callable[[Any], Any], *, num_chunks: int = 2
+    tensors: Mapping[str, torch.Tensor], stage: Stage, *, num_chunks: int = 2
 ) -> list[WeightChunk]:
     names = list(tensors)
     size = max(1, -(-len(names) // num_chunks))
     return [
-        _chunk({name: tensors[name] for name in names[low : low + size]}, put)
+        _chunk({name: tensors[name] for name in names[low : low + size]}, stage)
         for low in range(0, len(names), size)
     ]
 
 
-def _chunk(tensors: Mapping[str, torch.Tensor], put: Callable[[Any], Any]) -> WeightChunk:
-    specs, parts, offset = [], [], 0
+def _chunk(tensors: Mapping[str, torch.Tensor], stage: Stage) -> WeightChunk:
+    specs, offset = [], 0
     for name, tensor in tensors.items():
-        data = tensor.contiguous().flatten().view(torch.uint8).numpy()
-        padded = np.zeros(-(-len(data) // 64) * 64, dtype=np.uint8)
-        padded[: len(data)] = data
         dtype = str(tensor.dtype).removeprefix("torch.")
         specs.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
-        parts.append(padded)
-        offset += len(padded)
+        offset += -(-tensor.nbytes // 64) * 64
     prints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
-    return WeightChunk(tuple(specs), put(np.concatenate(parts)), prints)
+    return WeightChunk(tuple(specs), stage(specs, list(tensors.values()), offset), prints)
 
 
 def hf_logprobs(
@@ -201,10 +198,12 @@ class FolderTrainer:
     def __init__(self, folder: Path) -> None:
         self.tensors = tensors_of(folder)
 
-    async def call(self, method: str, dtype: str, *, deadline_s: float) -> list[list[WeightChunk]]:
+    async def call(
+        self, method: str, dtype: str, stage: Stage, *, deadline_s: float
+    ) -> list[list[WeightChunk]]:
         assert method == "export_weights"
         cast = {name: tensor.to(getattr(torch, dtype)) for name, tensor in self.tensors.items()}
-        return [chunks_of(cast, store.put), []]
+        return [chunks_of(cast, stage), []]
 
 
 async def push(

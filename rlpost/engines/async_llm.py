@@ -13,11 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rlpost.engines.backend import Manifest, shared_memory_dir
+from rlpost.engines.backend import Manifest, WeightSource, shared_memory_dir
 from rlpost.engines.base import PauseMode, WakePart
 from rlpost.engines.jobs import Job
 from rlpost.errors import EngineError
-from rlpost.types import Array
 
 PROBE_S = 0.25  # how soon a dead vLLM process is noticed by calls that wait for it
 SHARED_FILES = "rlpost_shared_files"
@@ -75,13 +74,14 @@ class OwnProcesses:
     async def rpc(self, method: str, *args: Any) -> list[Any]:
         return list(await self._await(self._live.collective_rpc(method, args=args)))
 
-    async def load(self, chunks: Sequence[tuple[Manifest, Array]]) -> None:
+    async def load(self, chunks: Sequence[tuple[Manifest, WeightSource]]) -> None:
         with TemporaryDirectory(prefix="rlpost-weights-", dir=shared_memory_dir()) as folder:
             staged = []
-            for index, (manifest, buffer) in enumerate(chunks):
-                path = Path(folder) / f"{index}.bin"
-                await asyncio.to_thread(buffer.tofile, path)
-                staged.append((manifest, str(path)))
+            for index, (manifest, source) in enumerate(chunks):
+                path = source if isinstance(source, str) else f"{folder}/{index}.bin"
+                if not isinstance(source, str):
+                    await asyncio.to_thread(source.tofile, path)
+                staged.append((manifest, path))
             await self.rpc("rlpost_load", staged)
 
     async def commit(self, version: int) -> None:

@@ -17,6 +17,7 @@ from rlpost.engines.jobs import Job
 from rlpost.types import Array
 
 Manifest = list[tuple[str, str, tuple[int, ...], int]]  # name, dtype, shape, byte offset
+WeightSource = Array | str  # the bytes, or the path of a safetensors file
 
 
 class Backend(Protocol):
@@ -35,7 +36,7 @@ class Backend(Protocol):
     async def rpc(self, method: str, *args: Any) -> list[Any]:
         """Calls a WorkerExtension method on every rank, between steps; results in rank order."""
 
-    async def load(self, chunks: Sequence[tuple[Manifest, Array]]) -> None:
+    async def load(self, chunks: Sequence[tuple[Manifest, WeightSource]]) -> None:
         """Loads Hugging Face tensors on every rank, then rebuilds what is derived from them."""
 
     async def commit(self, version: int) -> None:

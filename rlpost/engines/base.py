@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlpost.types import BlockRef, GenerateRequest, Generation
+
+if TYPE_CHECKING:
+    import torch
 
 PauseMode = Literal["keep", "drain"]
 WakePart = Literal["weights", "kv_cache"]
@@ -26,13 +29,28 @@ class TensorSpec:
     offset: int  # bytes, 64-byte aligned
 
 
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """A safetensors file that trainer and engine both see under this path."""
+
+    path: str
+
+
 @dataclass(frozen=True)
 class WeightChunk:
-    """Full Hugging Face tensors in one uint8 buffer in the object store (or a safetensors file)."""
+    """Full Hugging Face tensors: one uint8 buffer in the object store, or a file."""
 
     specs: tuple[TensorSpec, ...]
-    buffer: BlockRef  # -> uint8 numpy array
+    buffer: BlockRef | WeightFile  # a reference gives the uint8 numpy array
     fingerprints: dict[str, int]  # name -> rlpost.fingerprint of the tensor as sent
+
+
+class Stage(Protocol):
+    """Puts the tensors of one chunk where the engines find them; picklable, runs on the trainer."""
+
+    def __call__(
+        self, specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor], num_bytes: int
+    ) -> BlockRef | WeightFile: ...
 
 
 class Engine(Protocol):

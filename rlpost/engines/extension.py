@@ -10,12 +10,13 @@ import glob
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from vllm.platforms import current_platform
 
 from rlpost.engines.live_weights import Piece, pieces
@@ -42,7 +43,7 @@ class WorkerExtension:
         """`chunks`: (manifest, uint8 numpy array or path of a file with the same bytes)."""
         model = self.model_runner.model
         for manifest, source in chunks:
-            model.load_weights(_views(manifest, _bytes(source)))
+            model.load_weights(_tensors(manifest, source))
         if current_platform.is_cpu():
             repack(model)
 
@@ -65,6 +66,13 @@ class WorkerExtension:
         # The CPU kernels want some biases in float32; the cast back to the model's type is exact.
         tensor = piece.read().to(self.model_runner.model_config.dtype)
         return fingerprint(tensor, piece.start, row_stride=piece.row_stride)
+
+
+def _tensors(manifest: Any, source: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    if isinstance(source, str) and source.endswith(".safetensors"):
+        whole: dict[str, torch.Tensor] = load_file(source)
+        return whole.items()
+    return _views(manifest, _bytes(source))
 
 
 def _bytes(source: Any) -> torch.Tensor:

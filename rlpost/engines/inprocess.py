@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlpost.engines.backend import Manifest
+from rlpost.engines.backend import Manifest, WeightSource
 from rlpost.engines.base import PauseMode, WakePart
 from rlpost.engines.jobs import Job
 from rlpost.errors import EngineError
-from rlpost.types import Array
 
 IDLE_WAIT_S = 0.5  # the thread is woken by commands; this only bounds a lost wake-up
 STOP_WAIT_S = 30.0
@@ -72,7 +71,7 @@ class InProcess:
     async def rpc(self, method: str, *args: Any) -> list[Any]:
         return list(await self._call(lambda: self._engine.collective_rpc(method, args=args)))
 
-    async def load(self, chunks: Sequence[tuple[Manifest, Array]]) -> None:
+    async def load(self, chunks: Sequence[tuple[Manifest, WeightSource]]) -> None:
         await self.rpc("rlpost_load", list(chunks))
 
     async def commit(self, version: int) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from rlpost.engines.async_llm import OwnProcesses
-from rlpost.engines.backend import Backend, manifest
-from rlpost.engines.base import PauseMode, WakePart, WeightChunk
+from rlpost.engines.backend import Backend, WeightSource, manifest
+from rlpost.engines.base import PauseMode, WakePart, WeightChunk, WeightFile
 from rlpost.engines.inprocess import InProcess
 from rlpost.engines.jobs import Job, JobBook
 from rlpost.engines.options import environment, fixed_options, refuse_reserved, refuse_unknown
@@ -26,7 +26,7 @@ from rlpost.engines.requests import (
 )
 from rlpost.engines.weight_set import check_complete, whole_fingerprints
 from rlpost.errors import EngineError, WeightSyncError
-from rlpost.types import GenerateRequest, Generation
+from rlpost.types import Array, GenerateRequest, Generation
 
 
 @dataclass(frozen=True)
@@ -184,12 +184,10 @@ class VllmEngine:
     async def load_weights(self, chunks: Sequence[WeightChunk]) -> None:
         if not self._paused:
             raise WeightSyncError(f"{self._name}: weights are loaded while paused; pause() first")
-        from rlpost.cluster.store import fetch
-
         check_complete(self._name, self._shapes, self._dtype, chunks)
-        buffers = [await asyncio.to_thread(fetch, chunk.buffer) for chunk in chunks]
+        sources = [await _source(chunk) for chunk in chunks]
         loads = [
-            (manifest(chunk.specs), buffer) for chunk, buffer in zip(chunks, buffers, strict=True)
+            (manifest(chunk.specs), source) for chunk, source in zip(chunks, sources, strict=True)
         ]
         self._broken = "a weight update was not finished"
         try:
@@ -274,3 +272,13 @@ class VllmEngine:
                 f"{self._name}: {what} has {length} tokens; 1 to {self._max_model_len - 1} are "
                 f"possible (max_model_len {self._max_model_len} less one sampled token)"
             )
+
+
+async def _source(chunk: WeightChunk) -> WeightSource:
+    """Where the worker reads a chunk's bytes: an array, or the path of a file."""
+    from rlpost.cluster.store import fetch
+
+    if isinstance(chunk.buffer, WeightFile):
+        return chunk.buffer.path
+    array: Array = await asyncio.to_thread(fetch, chunk.buffer)
+    return array

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlpost.engines.base import WeightChunk
+from rlpost.engines.base import Stage, WeightChunk
 from rlpost.metrics import Metric
 from rlpost.types import BatchView, PassResult, StoredBlock
 
@@ -86,8 +86,11 @@ class TrainerRank(RoleRank, Protocol):
         """A teacher's columns (see distillation/base.py) of the rank's rows, at the student's
         token positions. Raises TrainerError when it reads another response than the student's."""
 
-    def export_weights(self, dtype: str) -> list[WeightChunk]:
-        """Hugging Face tensors owned by this rank (empty unless it is the exporting rank)."""
+    def export_weights(self, dtype: str, stage: Stage) -> list[WeightChunk]:
+        """Hugging Face tensors owned by this rank (empty unless it is the exporting rank).
+
+        `stage` puts the tensors of one chunk where the engines find them.
+        """
 
 
 class CriticRank(RoleRank, Protocol):

@@ -14,14 +14,35 @@ Both end in the same load in the worker, so verification does not change.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlpost.engines.base import WeightChunk
+import numpy as np
+
+from rlpost.engines.base import TensorSpec, WeightChunk
 from rlpost.errors import WeightSyncError
+from rlpost.types import BlockRef
 
 if TYPE_CHECKING:
+    import torch
+
     from rlpost.cluster.workers import Worker, WorkerGroup
+
+
+def to_store(
+    specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor], num_bytes: int
+) -> BlockRef:
+    """Stage: lays the tensors into one buffer and puts it into the object store."""
+    import torch
+
+    from rlpost.cluster import store
+
+    buffer = np.zeros(num_bytes, dtype=np.uint8)
+    for spec, tensor in zip(specs, tensors, strict=True):
+        bits = tensor.contiguous().flatten().view(torch.uint8).cpu().numpy()
+        buffer[spec.offset : spec.offset + len(bits)] = bits
+    return store.put(buffer)
 
 
 @dataclass(frozen=True)
@@ -40,7 +61,7 @@ class ObjectStoreTransport:
     async def prepare(
         self, trainer: WorkerGroup, *, dtype: str, deadline_s: float
     ) -> list[WeightChunk]:
-        ranks = await trainer.call("export_weights", dtype, deadline_s=deadline_s)
+        ranks = await trainer.call("export_weights", dtype, to_store, deadline_s=deadline_s)
         chunks = [chunk for rank in ranks for chunk in rank]
         if not chunks:
             raise WeightSyncError(f"no rank of {trainer.role} exported any weights")

@@ -29,9 +29,9 @@ from engine_rig import (
     tensors_of,
 )
 
-from rlpost.cluster import store
 from rlpost.cluster.workers import Worker
 from rlpost.errors import EngineError, WeightSyncError
+from rlpost.weight_sync.object_store import to_store
 
 pytestmark = pytest.mark.slow
 LAYOUTS = ("in_process", "async_llm")
@@ -207,11 +207,11 @@ async def test_bad_weight_sets_are_refused_and_change_nothing(
         "is bfloat16, the engine": {name: value.bfloat16() for name, value in tensors.items()},
     }
     with pytest.raises(WeightSyncError, match=r"pause\(\) first"):
-        await call(engine, "load_weights", chunks_of(tensors, store.put))
+        await call(engine, "load_weights", chunks_of(tensors, to_store))
     await call(engine, "pause", "keep")
     for message, weights in bad.items():
         with pytest.raises(WeightSyncError, match=message):
-            await call(engine, "load_weights", chunks_of(weights, store.put))
+            await call(engine, "load_weights", chunks_of(weights, to_store))
     await call(engine, "resume")
     asked = request(next(names))
     (answer,) = await generate(engine, [asked])

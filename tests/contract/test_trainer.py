@@ -20,6 +20,7 @@ from rlpost.errors import CheckpointError, ConfigError, ModelError, TrainerError
 from rlpost.fingerprint import fingerprint
 from rlpost.trainers.base import CriticRank, RankSpec, TrainerRank
 from rlpost.trainers.megatron.rank import MegatronRank
+from rlpost.weight_sync.object_store import to_store
 
 OPTIONS = sorted((CONF / "trainer").glob("*.yaml"))
 SHARES = [[list(range(12))]]
@@ -130,7 +131,7 @@ def test_exported_weights_are_those_of_the_model_folder(
 ) -> None:
     expected = load_file(model / "model.safetensors")
     names = []
-    for chunk in only(actor.call("export_weights", dtype)):
+    for chunk in only(actor.call("export_weights", dtype, to_store)):
         assert chunk.buffer.dtype == "uint8"
         for spec in chunk.specs:
             wanted = expected[spec.name].to(getattr(torch, dtype))

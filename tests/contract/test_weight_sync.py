@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 import torch
 import yaml
 from engine_rig import chunks_of
+from safetensors.torch import load_file
 
 from rlpost.cluster.workers import WorkerGroup
-from rlpost.engines.base import WeightChunk
+from rlpost.engines.base import Stage, WeightChunk, WeightFile
 from rlpost.errors import EngineError, WeightSyncError
 from rlpost.fingerprint import fingerprint
 from rlpost.validation import Section, import_target
@@ -46,9 +48,9 @@ class PlainTrainer:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
 
-    def export_weights(self, dtype: str) -> list[WeightChunk]:
+    def export_weights(self, dtype: str, stage: Stage) -> list[WeightChunk]:
         cast = {name: value.to(getattr(torch, dtype)) for name, value in self.tensors.items()}
-        return chunks_of(cast, lambda buffer: buffer)
+        return chunks_of(cast, stage)
 
 
 class PlainEngine:
@@ -67,6 +69,9 @@ class PlainEngine:
     def load_weights(self, chunks: list[WeightChunk]) -> None:
         assert self.paused
         for chunk in chunks:
+            if isinstance(chunk.buffer, WeightFile):
+                self.weights |= load_file(chunk.buffer.path)
+                continue
             for spec in chunk.specs:
                 dtype = getattr(torch, spec.dtype)
                 size = int(np.prod(spec.shape)) * dtype.itemsize
@@ -94,11 +99,17 @@ def group(trainer: PlainTrainer) -> WorkerGroup:
 
 
 def sync_of(option: Path, **changes: Any) -> WeightSync:
-    values = yaml.safe_load(option.read_text())
+    folder = tempfile.gettempdir() + "/rlpost-test"
+    values = yaml.safe_load(option.read_text().replace("${output_dir}", folder))
     values.pop("_target_")
     transport = import_target(values["transport"].pop("_target_"), ["rlpost."])
     values["transport"] = Section("", transport, transport.Config(**values["transport"]))
     return WeightSync(WeightSyncConfig(**{**values, "dtype": "float32", **changes}))
+
+
+@pytest.fixture(autouse=True)
+def plain_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlpost.cluster.store.put", lambda value: value)
 
 
 @pytest.fixture(params=OPTIONS, ids=lambda path: path.stem)
@@ -188,7 +199,7 @@ async def test_engines_keep_generating_while_the_trainer_prepares(
     option: Path, engines: list[Any]
 ) -> None:
     class BadTrainer(PlainTrainer):
-        def export_weights(self, dtype: str) -> list[WeightChunk]:
+        def export_weights(self, dtype: str, stage: Stage) -> list[WeightChunk]:
             raise EngineError("no export")
 
     with pytest.raises(WeightSyncError, match="prepare failed on actor"):

@@ -13,6 +13,7 @@ from trainer_ranks import Ranks, grpo, rollouts, trainer_config, with_passes
 from whole_run import GRPO, WholeRun
 
 from rlpost.engines.vllm import VllmEngine
+from rlpost.weight_sync.object_store import to_store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -45,9 +46,10 @@ def test_a_trainer_that_moved_out_goes_on_as_if_it_had_stayed(tmp_path: Path) ->
 async def test_an_engine_frees_its_gpu_and_takes_weights_before_its_kv_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rlpost.cluster.store.put", lambda buffer: buffer)
     monkeypatch.setattr("rlpost.cluster.store.fetch", lambda buffer: buffer)
     folder = megatron_models.write(tmp_path, "llama")
-    chunks = chunks_of(tensors_of(folder), lambda buffer: buffer)
+    chunks = chunks_of(tensors_of(folder), to_store)
     config = engine_config(
         num_gpus_per_engine=1.0, vllm={"enforce_eager": True, "gpu_memory_utilization": 0.5}
     )

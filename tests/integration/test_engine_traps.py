@@ -28,6 +28,7 @@ from rlpost.cluster.workers import Worker
 from rlpost.engines.vllm import VllmEngine
 from rlpost.errors import ConfigError, EngineError, WeightSyncError
 from rlpost.fingerprint import fingerprint
+from rlpost.weight_sync.object_store import to_store
 
 pytestmark = pytest.mark.slow
 SEQUENCE = list(range(3, 70))
@@ -106,7 +107,7 @@ async def test_one_wrong_expert_is_found_by_name(moe: Worker, folders: dict[str,
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
     wrong = {**sent, name: sent[name].flip(0)}
     await call(moe, "pause", "keep")
-    await call(moe, "load_weights", chunks_of(wrong, store.put))
+    await call(moe, "load_weights", chunks_of(wrong, to_store))
     found = await call(moe, "fingerprints", list(sent))
     assert [key for key in sent if found[key] != fingerprint(sent[key])] == [name]
     await call(moe, "resume")
@@ -124,7 +125,7 @@ async def test_bfloat16_weights_arrive_bit_for_bit(dense: Worker, folders: dict[
 async def test_a_half_loaded_engine_does_not_serve(dense: Worker, folders: dict[str, Path]) -> None:
     """The load fails after the checks: the buffer is shorter than its specs say."""
     tensors = {name: value.bfloat16() for name, value in tensors_of(folders["dense"]).items()}
-    good = chunks_of(tensors, store.put)
+    good = chunks_of(tensors, to_store)
     cut = store.put(store.fetch(good[1].buffer)[:64].copy())
     bad = [good[0], type(good[1])(good[1].specs, cut, good[1].fingerprints)]
     await call(dense, "pause", "keep")

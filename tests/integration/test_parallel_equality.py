@@ -20,6 +20,7 @@ from rlpost.algorithms.sft import Sft, SftConfig
 from rlpost.errors import BudgetError, TrainerError
 from rlpost.fingerprint import fingerprint
 from rlpost.metrics import merge, results
+from rlpost.weight_sync.object_store import to_store
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +65,8 @@ def two() -> Iterator[Ranks]:
 def tensors(ranks: Ranks) -> dict[str, torch.Tensor]:
     """What the ranks export, checked against the fingerprints sent along."""
     found = {}
-    for chunk in [chunk for part in ranks.call("export_weights", "float32") for chunk in part]:
+    parts = ranks.call("export_weights", "float32", to_store)
+    for chunk in [chunk for part in parts for chunk in part]:
         for spec in chunk.specs:
             assert spec.offset % 64 == 0
             raw = chunk.buffer[spec.offset :].view(np.float32)[: math.prod(spec.shape)]

@@ -56,7 +56,9 @@ def alive(pid):
 
 
 @pytest.mark.slow
-async def test_groups_travel_by_reference_and_reward_processes_die_with_the_worker(tmp_path, monkeypatch):
+async def test_groups_travel_by_reference_and_reward_processes_die_with_the_worker(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # workers import hosted_engine
     config = sections()
     tokenizer = character_tokenizer(vocabulary("0123456789+-=\n", 24), max_length=64)

@@ -139,10 +139,17 @@ async def test_waiting_evicts_nothing():
 
 
 async def test_dropping_evicts_what_is_too_old_and_says_so():
-    engines = Engines(seconds=lambda key: 0.05 if key.startswith("p1@") else 0.001)
-    batches, _ = await train(
-        stream_of(engines, num_steps=60, on_stale="drop"), engines, num_steps=60
-    )
+    engines = Engines()
+    stream = stream_of(engines, on_stale="drop")
+    answer = engines.finish
+
+    async def finish(key):
+        while key == "p1@0" and stream.version < 3:
+            await asyncio.sleep(0.001)
+        return await answer(key)
+
+    stream.source.finish = finish
+    batches, _ = await train(stream, engines)
     reasons = [(group.prompt_key, reason) for batch in batches for group, reason in batch.dropped]
     assert reasons == [("p1@0", "too_stale")]
     assert engines.ledger.counts["evicted"] == 1

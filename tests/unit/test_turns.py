@@ -121,7 +121,7 @@ async def test_weights_leave_before_the_trainer_and_kv_caches_come_last(
 
 async def test_a_step_moves_each_side_once(driver: Driver, calls: list[str]) -> None:
     await driver.eval_if_due()
-    await driver.run_passes(SimpleNamespace(step=0))  # type: ignore[arg-type]
+    await driver.run_passes(SimpleNamespace(step=0, done=()))  # type: ignore[arg-type]
     await driver.publish_update()
     await driver.eval_if_due()
     assert calls == ["engine.generate", *TRAIN, *PUSH, "engine.generate"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from rlpost.engines.base import TensorSpec, WeightChunk
+from rlpost.engines.base import Stage, TensorSpec, WeightChunk
 from rlpost.fingerprint import fingerprint
 from rlpost.trainers.megatron import converter, device, hf_io
 from rlpost.trainers.megatron.layout import Layout
@@ -23,14 +22,14 @@ Named = tuple[str, torch.Tensor]
 
 
 def weight_chunks(
-    model: GPTModel, hf_config: Any, *, dtype: torch.dtype, layout: Layout
+    model: GPTModel, hf_config: Any, *, dtype: torch.dtype, layout: Layout, stage: Stage
 ) -> list[WeightChunk]:
     """The stage's weights on its exporting rank, else []. All ranks of the role call."""
     if layout.data_rank != 0:
         return []
     tensors = converter.export_hf(model, hf_config, dtype)
     if layout.exports:
-        return list(_chunks(tensors))
+        return list(_chunks(tensors, stage))
     _take_part(tensors)
     return []
 
@@ -57,39 +56,34 @@ def _take_part(tensors: Iterable[Named]) -> None:
         pass
 
 
-def _chunks(tensors: Iterable[Named]) -> Iterator[WeightChunk]:
-    """Packs tensors into buffers of about CHUNK_BYTES and puts these into the object store."""
+def _chunks(tensors: Iterable[Named], stage: Stage) -> Iterator[WeightChunk]:
+    """Stages tensors in chunks of about CHUNK_BYTES."""
     bucket: list[Named] = []
     size = 0
     for name, tensor in tensors:
         if bucket and size + tensor.nbytes > CHUNK_BYTES:
-            yield _chunk(bucket)
+            yield _chunk(bucket, stage)
             bucket, size = [], 0
         bucket.append((name, tensor))
         size += _aligned(tensor.nbytes)
     if bucket:
-        yield _chunk(bucket)
+        yield _chunk(bucket, stage)
 
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _chunk(bucket: list[Named]) -> WeightChunk:
-    from rlpost.cluster import store
-
-    buffer = np.zeros(sum(_aligned(tensor.nbytes) for _, tensor in bucket), dtype=np.uint8)
+def _chunk(bucket: list[Named], stage: Stage) -> WeightChunk:
     specs = []
     offset = 0
     for name, tensor in bucket:
-        bits = tensor.contiguous().flatten().view(torch.uint8).cpu().numpy()
-        buffer[offset : offset + len(bits)] = bits
         dtype = str(tensor.dtype).removeprefix("torch.")
         specs.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
-        offset += _aligned(len(bits))
+        offset += _aligned(tensor.nbytes)
     return WeightChunk(
         specs=tuple(specs),
-        buffer=store.put(buffer),
+        buffer=stage(specs, [tensor for _, tensor in bucket], offset),
         fingerprints={name: fingerprint(tensor) for name, tensor in bucket},
     )
 

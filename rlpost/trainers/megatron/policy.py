@@ -11,7 +11,7 @@ import torch
 
 from rlpost.algorithms.base import Algorithm
 from rlpost.distillation.base import Distillation
-from rlpost.engines.base import WeightChunk
+from rlpost.engines.base import Stage, WeightChunk
 from rlpost.errors import TrainerError
 from rlpost.metrics import over_steps
 from rlpost.trainers.base import TrainResult
@@ -203,7 +203,11 @@ class Policy(Network):
         if self.distiller is not None and self.distiller.teacher is not None:
             self.distiller.teacher.onload()
 
-    def export_weights(self, dtype: str) -> list[WeightChunk]:
+    def export_weights(self, dtype: str, stage: Stage) -> list[WeightChunk]:
         return export.weight_chunks(
-            self.model, self.hf_config, dtype=getattr(torch, dtype), layout=self.layout
+            self.model,
+            self.hf_config,
+            dtype=getattr(torch, dtype),
+            layout=self.layout,
+            stage=stage,
         )

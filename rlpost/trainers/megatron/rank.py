@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from rlpost.algorithms.base import Algorithm
 from rlpost.distillation.base import Distillation
-from rlpost.engines.base import WeightChunk
+from rlpost.engines.base import Stage, WeightChunk
 from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.role import MegatronRole, MegatronRoleConfig
 from rlpost.types import BatchView, PassResult
@@ -74,5 +74,5 @@ class MegatronRank(MegatronRole["Policy"]):
     def compute_teacher(self, view: BatchView, column: str) -> PassResult:
         return self._network.compute_teacher(view, column)
 
-    def export_weights(self, dtype: str) -> list[WeightChunk]:
-        return self._network.export_weights(dtype)
+    def export_weights(self, dtype: str, stage: Stage) -> list[WeightChunk]:
+        return self._network.export_weights(dtype, stage)
