@@ -61,9 +61,13 @@ def unknown_option(override: Override, groups: dict[str, list[str]]) -> str | No
 def unknown_keys(
     overrides: Sequence[Override], groups: Sequence[str], keys: Sequence[str]
 ) -> Iterator[str]:
+    added = tuple(name_of(item) for item in overrides if item.is_add() or item.is_force_add())
+    below = tuple(f"{name}." for name in added)
     for override in overrides:
         name = name_of(override)
-        if keys and not name.startswith("hydra") and name not in keys:
+        if name in added or name.startswith(("hydra", *below)):
+            continue  # `+key` makes the key, and those in it
+        if keys and name not in keys:
             yield unknown(str(override.input_line), name, [*groups, *keys])
 
 

@@ -16,7 +16,7 @@ SCENARIOS = {
     "fully async without staleness": ["loop=fully_async", "loop.max_staleness=0"],
     "async": ["loop=async", "engine.num_engines=2", "num_steps=4"],
     "fully async": ["loop=fully_async", "num_steps=4"],
-    "dynamic sampling, reference": [
+    "dynamic sampling": [
         "algorithm=dapo",
         "algorithm.kl_coef=0.05",
         "reward.parts.own.function._target_=own_rewards.Parity",

@@ -146,6 +146,11 @@ class WholeRun:
         zombie = stat.rsplit(")", 1)[1].split()[0] == "Z"
         return f"{MARK}={self._mark}".encode() in environment and not zombie
 
+    def workers(self) -> list[int]:
+        """Those of `processes` that write to a worker's log."""
+        logs = os.path.realpath(self.run_dir / "logs")
+        return [pid for pid in self.processes() if _output_of(pid).startswith(logs)]
+
     def worker(self, name: str) -> int:
         """Process id of a worker, e.g. `engine-0`: the one that writes to its log."""
         log = os.path.realpath(self.run_dir / "logs" / f"{name}.log")
