@@ -55,7 +55,9 @@ async def test_only_the_newest_checkpoints_are_kept(tmp_path):
     config = Checkpointer.Config(save_interval=1, keep_last=2, deadline_s=5.0)
     writer = Checkpointer(config, directory=tmp_path)
     for step in (1, 2, 3):
-        await writer.save(step, roles={"actor": FakeGroup()}, exports={"hf": "actor"}, state={"step": step})
+        await writer.save(
+            step, roles={"actor": FakeGroup()}, exports={"hf": "actor"}, state={"step": step}
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
 
 
