@@ -16,6 +16,7 @@ ROWS = [
     "cli",
     "overrides",
     "run",
+    "builder",
     "plan checks",
     "loops",
     "rollout weight_sync checkpoint",

@@ -1,11 +1,10 @@
-"""Train and held-out sets share no prompt."""
+"""Which prompts of a held-out set are also trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rlpost.data.base import PromptSource
-from rlpost.errors import DataError
 from rlpost.types import Prompt
 
 
@@ -24,14 +23,7 @@ def contents(source: PromptSource) -> Iterator[tuple[str, str]]:
         yield content(prompt), prompt.prompt_id
 
 
-def require_disjoint(train: PromptSource, held_out: PromptSource) -> None:
-    """Raises DataError with the number of shared prompts and the first of them."""
+def shared_prompts(train: PromptSource, held_out: PromptSource) -> list[tuple[str, str]]:
+    """(held-out id, train id) of every held-out prompt that is also trained on."""
     seen = dict(contents(train))
-    shared = [(name, seen[text]) for text, name in contents(held_out) if text in seen]
-    if shared:
-        name, twin = shared[0]
-        raise DataError(
-            f"{len(shared)} of {len(held_out)} prompts of held-out set {held_out.name!r} are also "
-            f"in train set {train.name!r} (first: {name} = {twin}); "
-            "give the held-out set `exclude`, or take these rows out of its file"
-        )
+    return [(name, seen[text]) for text, name in contents(held_out) if text in seen]
