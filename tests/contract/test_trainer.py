@@ -18,7 +18,7 @@ from trainer_ranks import CONF, Ranks, grpo, rollouts, trainer_config, view_of, 
 
 from rlpost.errors import CheckpointError, ConfigError, ModelError, TrainerError
 from rlpost.fingerprint import fingerprint
-from rlpost.trainers.base import CriticRank, RankSpec, TrainerRank
+from rlpost.trainers.base import CriticRank, RankSpec, RoleRank, TrainerRank
 from rlpost.trainers.megatron.rank import MegatronRank
 from rlpost.weight_sync.object_store import to_store
 
@@ -37,6 +37,9 @@ def target(option: Path) -> Any:
 
 
 def contract(option: Path) -> Any:
+    """A classifier of steps takes no part in passes: it is a rank and no more."""
+    if getattr(target(option), "classifies", False):
+        return RoleRank
     return CriticRank if hasattr(target(option), "compute_values") else TrainerRank
 
 
@@ -53,7 +56,7 @@ def test_every_option_has_the_methods_of_its_contract(option: Path) -> None:
 
 
 def test_a_policy_is_no_critic() -> None:
-    assert {contract(option) for option in OPTIONS} == {CriticRank, TrainerRank}
+    assert {contract(option) for option in OPTIONS} == {CriticRank, RoleRank, TrainerRank}
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.stem)

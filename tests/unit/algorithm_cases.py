@@ -14,7 +14,15 @@ from rlpost.algorithms.base import LossInputs, OutcomeInputs, TokenInputs
 from rlpost.functional import sequence_numbers
 
 CONF = Path(__file__).parents[2] / "conf" / "algorithm"
-NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
+
+
+def target(path):
+    module, _, attribute = yaml.safe_load(path.read_text())["_target_"].rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+# What trains a classifier of steps makes no advantages; it has tests of its own.
+NAMES = sorted(p.stem for p in CONF.glob("*.yaml") if hasattr(target(p), "token_advantages"))
 POLICY_GRADIENTS = [name for name in NAMES if name != "sft"]
 
 LENGTHS = [3, 1, 4, 2, 5, 2]
@@ -23,9 +31,9 @@ GROUPS = ["a", "b", "a", "b", "a", "c"]  # ragged, interleaved, and a group of o
 
 
 def build(name, **overrides):
+    cls = target(CONF / f"{name}.yaml")
     values = yaml.safe_load((CONF / f"{name}.yaml").read_text()) | overrides
-    module, _, attribute = values.pop("_target_").rpartition(".")
-    cls = getattr(importlib.import_module(module), attribute)
+    del values["_target_"]
     adapter = TypeAdapter(cls.Config)
     return cls(adapter.validate_json(json.dumps(values), strict=True, extra="forbid"))
 
