@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlpost.engines.base import TensorSpec, WeightChunk, WeightFile
-from rlpost.errors import WeightSyncError
+from rlpost.engines.base import Stage, TensorSpec, WeightChunk, WeightFile
+from rlpost.weight_sync.staged import StagedTransport
 
 if TYPE_CHECKING:
     import torch
-
-    from rlpost.cluster.workers import Worker, WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -49,30 +47,19 @@ class DiskTransportConfig:
     folder: str
 
 
-class DiskTransport:
-    """Transport (see rlpost.weight_sync.base). A version's files are deleted after its push."""
+class DiskTransport(StagedTransport):
+    """A version's files are deleted after its push."""
 
     Config = DiskTransportConfig
 
     def __init__(self, config: DiskTransportConfig) -> None:
         self.config = config
 
-    async def prepare(
-        self, trainer: WorkerGroup, *, dtype: str, deadline_s: float
-    ) -> list[WeightChunk]:
-        stage = ToFolder(str(Path(self.config.folder).absolute()))
-        ranks = await trainer.call("export_weights", dtype, stage, deadline_s=deadline_s)
-        chunks = [chunk for rank in ranks for chunk in rank]
-        if not chunks:
-            raise WeightSyncError(f"no rank of {trainer.role} exported any weights")
-        return chunks
-
-    async def transfer(
-        self, chunks: list[WeightChunk], engine: Worker, *, deadline_s: float
-    ) -> None:
-        await engine.call("load_weights", chunks, deadline_s=deadline_s)
+    @property
+    def stage(self) -> Stage:
+        return ToFolder(str(Path(self.config.folder).absolute()))
 
     async def release(self, chunks: list[WeightChunk]) -> None:
         for chunk in chunks:
             Path(chunk.buffer.path).unlink(missing_ok=True)
-        chunks.clear()
+        await super().release(chunks)

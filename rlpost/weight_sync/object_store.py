@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlpost.engines.base import TensorSpec, WeightChunk
-from rlpost.errors import WeightSyncError
+from rlpost.engines.base import Stage, TensorSpec
 from rlpost.types import BlockRef
+from rlpost.weight_sync.staged import StagedTransport
 
 if TYPE_CHECKING:
     import torch
-
-    from rlpost.cluster.workers import Worker, WorkerGroup
 
 
 def to_store(
@@ -50,28 +48,14 @@ class ObjectStoreTransportConfig:
     """Nothing to choose."""
 
 
-class ObjectStoreTransport:
-    """Transport (see rlpost.weight_sync.base)."""
+class ObjectStoreTransport(StagedTransport):
+    """The store frees a buffer when its last reference goes."""
 
     Config = ObjectStoreTransportConfig
 
     def __init__(self, config: ObjectStoreTransportConfig) -> None:
         self.config = config
 
-    async def prepare(
-        self, trainer: WorkerGroup, *, dtype: str, deadline_s: float
-    ) -> list[WeightChunk]:
-        ranks = await trainer.call("export_weights", dtype, to_store, deadline_s=deadline_s)
-        chunks = [chunk for rank in ranks for chunk in rank]
-        if not chunks:
-            raise WeightSyncError(f"no rank of {trainer.role} exported any weights")
-        return chunks
-
-    async def transfer(
-        self, chunks: list[WeightChunk], engine: Worker, *, deadline_s: float
-    ) -> None:
-        await engine.call("load_weights", chunks, deadline_s=deadline_s)
-
-    async def release(self, chunks: list[WeightChunk]) -> None:
-        """The store frees a buffer when its last reference goes."""
-        chunks.clear()
+    @property
+    def stage(self) -> Stage:
+        return to_store
