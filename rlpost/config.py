@@ -84,7 +84,8 @@ class RunConfig:
 
 
 RUN_KEYS = tuple(field.name for field in fields(RunConfig))
-OPTIONAL_GROUPS = ("reward", "engine", "weight_sync", "eval", "critic", "distillation", "prm")
+OPTIONAL_SECTIONS = ("reward", "engine", "weight_sync", "eval", "distillation", "prm")
+OPTIONAL_GROUPS = (*OPTIONAL_SECTIONS, "critic")
 ADDED_GROUPS = ("recipe",)  # chosen with `+group=option`; leave no key of their own
 
 
@@ -98,6 +99,7 @@ def load(node: DictConfig) -> RunConfig:
     named: dict[str, Any] = {str(key): value for key, value in values.items()}
     named = {**dict.fromkeys(OPTIONAL_GROUPS), "teachers": {}, **named}
     problems += unknown_keys(named)
+    problems += keys_of_groups_that_are_off(named)
     named = {key: value for key, value in named.items() if key in RUN_KEYS}
     validator = Validator(strings(named.get("trusted_prefixes")))
     config = validator.validate(RunConfig, named)
@@ -105,6 +107,22 @@ def load(node: DictConfig) -> RunConfig:
     if problems:
         raise ConfigError(problems)
     return config  # type: ignore[no-any-return]
+
+
+def keys_of_groups_that_are_off(named: dict[str, Any]) -> list[str]:
+    """A recipe's keys for a group that was switched off would be ignored: say so; turn it off."""
+    problems = []
+    for group in OPTIONAL_SECTIONS:
+        node = named[group]
+        if isinstance(node, dict) and TARGET not in node:
+            named[group] = None
+            if node:
+                ways = " ".join(f"~{group}.{key}" for key in node)
+                problems.append(
+                    f"{group}: {', '.join(map(str, node))} set, but no option of the group is "
+                    f"chosen; choose {group}=<option>, or take the keys out too: {ways}"
+                )
+    return problems
 
 
 def strings(value: Any) -> list[str]:

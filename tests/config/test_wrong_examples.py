@@ -11,6 +11,7 @@ import pytest
 from rlpost.checks import check
 from rlpost.cli import readable_errors
 from rlpost.config import load
+from rlpost.errors import ConfigError
 from rlpost.overrides import compose_node
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -150,3 +151,9 @@ def test_two_runs_started_together_have_two_folders(tmp_path: Path) -> None:
     folders = list((tmp_path / "r").iterdir())
     assert len(folders) == 2
     assert all((folder / ".hydra" / "config.yaml").exists() for folder in folders)
+
+
+def test_keys_of_a_group_that_is_off_are_named_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"eval: interval set.*take the keys out too: ~eval\.int"):
+        load(compose_node(["+recipe=grpo_chain", "~eval"]))
+    assert load(compose_node(["+recipe=grpo_chain", "~eval", "~eval.interval"])).eval is None
