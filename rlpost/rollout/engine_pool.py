@@ -59,15 +59,11 @@ class Ticket:
 class EnginePool:
     """Fewest outstanding tokens first, ties by rank: the same calls give the same placement.
 
-    An engine whose process died is fenced (given no more work) until `renew` brings new handles.
+    An engine whose process died is fenced: it is given no more work.
     """
 
     def __init__(self, engines: Sequence[Worker], attempts: Attempts) -> None:
         self._attempts = attempts
-        self.renew(engines)
-
-    def renew(self, engines: Sequence[Worker]) -> None:
-        """From now on these serve; groups under way stay where they are."""
         self._replicas = [Replica(worker, place) for place, worker in enumerate(engines)]
 
     def _none_alive(self) -> WorkerDiedError:

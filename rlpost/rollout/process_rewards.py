@@ -46,7 +46,6 @@ class ProcessRewards:
         self._tokenizer = tokenizer
         self._seed = seed
         self._separator_ids = separator_ids(self._config.steps.separator, tokenizer)
-        self._own_engines = bool(engines)
         self._judges: EnginePool | None = None
         self._classifiers: ClassifierPool | None = None
         self._connect(list(engines) or list(policy_engines))
@@ -64,11 +63,6 @@ class ProcessRewards:
 
     async def close(self) -> None:
         await self._scorer.close()
-
-    def renew(self, policy_engines: Sequence[Worker]) -> None:
-        """New handles of the policy's engines, which matter where they judge."""
-        if not self._own_engines:
-            self._connect(policy_engines)
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[StepScores]:
         """One for each rollout. Raises BudgetError when scoring fails too often."""

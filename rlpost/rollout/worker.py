@@ -159,12 +159,6 @@ class RolloutWorker:
             return await self._failed(pending, "generation_failed")
         return await self._group(pending, generations)
 
-    async def renew_engines(self, engines: Sequence[Worker]) -> None:
-        """New handles after engines were restarted."""
-        self._require_engines().renew(engines)
-        if self._process_rewards is not None:
-            self._process_rewards.renew(engines)
-
     async def write_samples(
         self,
         step: int,
