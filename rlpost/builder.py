@@ -25,6 +25,7 @@ from rlpost.plan import RunPlan
 from rlpost.prm.credit import CreditConfig
 from rlpost.roles import ServedConfig, engine_roles, served_prm, teacher_roles, trainer_roles
 from rlpost.rollout.worker import RolloutWorker
+from rlpost.tracking.multi import MultiTracker
 from rlpost.tracking.recorder import Recorder
 from rlpost.trainers.base import RankSpec
 
@@ -77,8 +78,7 @@ class Builder:
     model_paths: dict[str, Path]
     cluster: Any
     recorder: Recorder
-    database: Any  # the tracker that knows runs by id
-    artifacts: list[Path]
+    tracker: MultiTracker
 
     @property
     def start_deadline_s(self) -> float:
@@ -89,8 +89,6 @@ class Builder:
         prm_engines = self.spawn("prm") if served_prm(self.config) else []
         with self.recorder.span("start"):
             driver = await self.build_driver(prm_engines)
-            for path in self.artifacts:
-                self.database.artifact(path)
         async with disposing(driver, prm_engines):
             if self.config.resume_from is not None:
                 await driver.resume(Path(self.config.resume_from))
@@ -127,7 +125,7 @@ class Builder:
             evaluator=evaluator,
             checkpointer=build(config.checkpoint, directory=self.run_dir / "checkpoints"),
             recorder=self.recorder,
-            tracker_run_id=self.database.run_id,
+            tracker_run_ids=self.tracker.run_ids(),
             scored=config.reward is not None,
             drop_constant=algorithm.dynamic_sampling,
             credit=step_credit(config),

@@ -58,7 +58,7 @@ class RunConfig:
     loop: Section
     weight_sync: Section | None
     cluster: Section
-    tracking: Section
+    tracking: dict[str, Section]
     checkpoint: Section
     eval: Section | None
     critic: RoleConfig | None
@@ -80,6 +80,7 @@ class RunConfig:
     def sections(self) -> dict[str, Section]:
         """The sections that are switched on, by group."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
+        named |= {f"tracking.{name}": tracker for name, tracker in self.tracking.items()}
         return {name: value for name, value in named.items() if isinstance(value, Section)}
 
 
@@ -97,7 +98,8 @@ def load(node: DictConfig) -> RunConfig:
     values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
     named: dict[str, Any] = {str(key): value for key, value in values.items()}
-    named = {**dict.fromkeys(OPTIONAL_GROUPS), "teachers": {}, **named}
+    named = {**dict.fromkeys(OPTIONAL_GROUPS), "teachers": {}, "tracking": {}, **named}
+    problems += trackers_without_name(named)
     problems += unknown_keys(named)
     problems += keys_of_groups_that_are_off(named)
     named = {key: value for key, value in named.items() if key in RUN_KEYS}
@@ -123,6 +125,18 @@ def keys_of_groups_that_are_off(named: dict[str, Any]) -> list[str]:
                     f"chosen; choose {group}=<option>, or take the keys out too: {ways}"
                 )
     return problems
+
+
+def trackers_without_name(named: dict[str, Any]) -> list[str]:
+    """Each option of `tracking` puts its keys under a name of its own, so that many can be on."""
+    node = named["tracking"]
+    if not isinstance(node, dict) or TARGET not in node:
+        return []
+    named["tracking"] = {}
+    return [
+        f"tracking: {node[TARGET]} stands beside the trackers' names; begin its file with "
+        "'# @package tracking.<name>'"
+    ]
 
 
 def strings(value: Any) -> list[str]:

@@ -25,6 +25,7 @@ A run is `conf/config.yaml` plus one option of each group. Choose an option with
 a key with `group.key=value`, switch an optional group off with `~group`.
 `python launch.py plan=true ...` checks everything and prints what would run.
 """
+PACKAGE = re.compile(r"# @package (?!_)([\w.]+)\n")
 KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.]+):(?: +(?P<value>.*))?$")
 
 
@@ -44,7 +45,7 @@ def rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         match = KEY.match(line)
         if match is None:
-            is_comment = line.lstrip().startswith("#")
+            is_comment = line.lstrip().startswith("#") and not line.startswith("# @package")
             comment = [*comment, line.lstrip(" #")] if is_comment else []
             continue
         indent = len(match["indent"])
@@ -63,7 +64,9 @@ def section(file: Path) -> Iterator[str]:
     yield f"### `{file.stem}`" if shared else f"### `{file.parent.name}={file.stem}`"
     yield ""
     if target:
-        yield " ".join(filter(None, [target.comment, f"Class `{target.value}`."]))
+        place = PACKAGE.match(file.read_text())
+        where = f"Its keys stand under `{place[1]}`." if place else ""
+        yield " ".join(filter(None, [target.comment, f"Class `{target.value}`.", where]))
         yield ""
     whole = RoleConfig if file.parent.name == "critic" else RunConfig
     cls = import_target(target.value, ["rlpost."]).Config if target else whole

@@ -15,7 +15,7 @@ from rlpost.builder import Builder, check_teachers, placements, prepare_models
 from rlpost.checkpoint import saved_state
 from rlpost.config import RunConfig, build
 from rlpost.plan import RunPlan
-from rlpost.tracking.base import RunStatus, Tracker
+from rlpost.tracking.base import ChosenTracker, RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
 from rlpost.tracking.files import FilesTracker
 from rlpost.tracking.multi import MultiTracker
@@ -31,11 +31,11 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
     console = ConsoleTracker(num_steps=plan.num_steps)
     timeline = Timeline(run_dir / "events.jsonl", on_start=console.phase)
     files = FilesTracker(timeline=timeline)
-    database = build(config.tracking, resume_run_id=resumed_run_id(config))
-    tracker = MultiTracker([files, console, database], summary=console.summary)
+    tracker = MultiTracker([files, console], chosen_trackers(config), summary=console.summary)
     with closing(tracker), stoppable():
         tracker.start(run_name=config.run_name, run_dir=run_dir, params=config.plain())
-        settings = write_settings(config, plan, run_dir)
+        for path in write_settings(config, plan, run_dir):
+            tracker.artifact(path)
         recorder = Recorder(tracker, timeline)
         with recorder.span("prepare_model"):
             model_paths = prepare_models(config)
@@ -43,19 +43,23 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
         cluster = build(config.cluster, log_dir=run_dir / "logs")
         cluster.check_fits(placements(config))
         with cluster.running():
-            builder = Builder(
-                config, plan, run_dir, model_paths, cluster, recorder, database, settings
-            )
+            builder = Builder(config, plan, run_dir, model_paths, cluster, recorder, tracker)
             objective: float | None = asyncio.run(builder.run())
             return objective
 
 
-def resumed_run_id(config: RunConfig) -> str | None:
-    """Id of the tracker's run that a resumed run goes on with. Raises CheckpointError."""
-    if config.resume_from is None:
-        return None
-    run_id: str | None = saved_state(Path(config.resume_from)).get("tracker_run_id")
-    return run_id
+def chosen_trackers(config: RunConfig) -> dict[str, ChosenTracker]:
+    """By name. Those that know runs by id go on with theirs when a run is resumed.
+
+    Raises CheckpointError.
+    """
+    known: dict[str, str] = {}
+    if config.resume_from is not None:
+        known = saved_state(Path(config.resume_from)).get("tracker_run_ids", {})
+    return {
+        name: build(section, resume_run_id=known.get(name))
+        for name, section in config.tracking.items()
+    }
 
 
 def write_settings(config: RunConfig, plan: RunPlan, run_dir: Path) -> list[Path]:

@@ -82,7 +82,7 @@ class Driver:
     evaluator: Evaluator | None
     checkpointer: Checkpointer
     recorder: Recorder
-    tracker_run_id: str | None
+    tracker_run_ids: dict[str, str]
     scored: bool
     drop_constant: bool
     turns: Turns | None = None  # where engines and trainers share devices
@@ -347,7 +347,7 @@ class Driver:
         return {
             "step": self.step,
             "policy_version": self.policy_version,
-            "tracker_run_id": self.tracker_run_id,
+            "tracker_run_ids": self.tracker_run_ids,
             "ledger": self.ledger.state_dict(),
         }
 

@@ -26,3 +26,11 @@ class Tracker(Protocol):
 
     def report(self) -> Mapping[str, str]:
         """What the user should find at the end: label -> place or command. Asked after `close`."""
+
+
+class ChosenTracker(Tracker, Protocol):
+    """An option of the group `tracking`: `__init__(config, *, resume_run_id)`."""
+
+    @property
+    def run_id(self) -> str | None:
+        """By which a resumed run finds its run again; None where there is no such thing."""

@@ -8,15 +8,18 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlpost.tracking.background import Row
 from rlpost.tracking.base import RunStatus
 
 PARAMS_PER_CALL = 100  # MLflow's limits on one batch and on the length of a value
 METRICS_PER_CALL = 1000
+NAME_LENGTH = 250
 PARAM_LENGTH = 6000
+CUT = "..."  # ends a value that was too long
 ATTEMPTS = 6
 FIRST_WAIT_S = 0.2
 NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
@@ -29,12 +32,13 @@ class MlflowRun:
         self._client = client
         self.run_id = run_id
 
-    def log(self, step: int, time_ms: int, metrics: Mapping[str, float]) -> None:
+    def log(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
 
         entries = [
-            Metric(NOT_ALLOWED.sub("_", name), float(value), time_ms, step)
-            for name, value in metrics.items()
+            Metric(entity_name(name), float(value), row.time_ms, row.step)
+            for row in rows
+            for name, value in row.metrics.items()
         ]
         for start in range(0, len(entries), METRICS_PER_CALL):
             part = entries[start : start + METRICS_PER_CALL]
@@ -45,9 +49,9 @@ class MlflowRun:
         from mlflow.entities import Param
 
         known = self._client.get_run(self.run_id).data.params
-        flat = {NOT_ALLOWED.sub("_", name): value for name, value in flatten(params).items()}
+        flat = {entity_name(name): value for name, value in flatten(params).items()}
         entries = [
-            Param(name, str(value)[:PARAM_LENGTH])
+            Param(name, cut(str(value), PARAM_LENGTH))
             for name, value in flat.items()
             if name not in known
         ]
@@ -97,6 +101,15 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     for key, entry in value.items():
         flat |= flatten(entry, f"{prefix}.{key}" if prefix else str(key))
     return flat
+
+
+def entity_name(name: str) -> str:
+    """`name` as MLflow takes it; of one that is too long the end, which tells most."""
+    return NOT_ALLOWED.sub("_", name)[-NAME_LENGTH:]
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - len(CUT)] + CUT
 
 
 def retried(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
 OPTIONS = [file for file in FILES if file.parent.name not in ("conf", "recipe", "hydra")]
 ROLE_GROUPS = ("critic",)  # {model, trainer} in place of one class
 NAMED_ROLES = {"teacher": "teachers"}  # group -> key that holds {name: {model, trainer}}
+NAMED_PARTS = ("tracking",)  # {name: node with a class}, so that several options can be on
 KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.@/]+):( |$)")
 
 
@@ -60,6 +61,10 @@ def test_keys_are_the_fields_of_the_config(file: Path) -> None:
             validator.validate(RoleConfig, role)
     elif group in ROLE_GROUPS:
         validator.validate(RoleConfig, section)
+    elif group in NAMED_PARTS:
+        assert set(section) == {option} - {"none"}
+        for part in section.values():
+            validator.validate(Holder, {"section": part})
     else:
         validator.validate(Holder, {"section": section})
     assert [line for line in validator.problems if MISSING not in line] == []
@@ -117,6 +122,23 @@ def test_a_recipe_only_overrides_groups_that_exist(recipe: str) -> None:
         options = option if OmegaConf.is_list(option) else [option]
         folder = CONF / group.partition("@")[0]
         assert all(name is None or (folder / f"{name}.yaml").exists() for name in options), key
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ([], ["mlflow"]),
+        (["tracking=none"], []),
+        (["~tracking"], []),
+        (["tracking=[mlflow,tensorboard]"], ["mlflow", "tensorboard"]),
+        (["tracking=tensorboard"], ["tensorboard"]),
+    ],
+    ids=str,
+)
+def test_trackers_are_chosen_by_name_any_number_of_them(
+    choice: list[str], names: list[str]
+) -> None:
+    assert list(load(compose_node(choice)).tracking) == names
 
 
 ON_GPUS = ("+recipe=grpo_chain", "cluster=local_gpu", "engine=vllm_gpu", "trainer=megatron_gpu")

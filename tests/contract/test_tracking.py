@@ -8,7 +8,7 @@ from rlpost.tracking.console import ConsoleTracker
 from rlpost.tracking.files import FilesTracker
 from rlpost.tracking.mlflow import MlflowTracker, MlflowTrackerConfig
 from rlpost.tracking.multi import MultiTracker
-from rlpost.tracking.none import NoTracker, NoTrackerConfig
+from rlpost.tracking.tensorboard import TensorboardTracker, TensorboardTrackerConfig
 from rlpost.tracking.timeline import Timeline
 
 PARAMS = {"seed": 1, "loop": {"colocate": False, "steps": [1, 2]}, "none": None}
@@ -39,13 +39,14 @@ def build(kind, run_dir, store):
         return ConsoleTracker(num_steps=3)
     if kind == "mlflow":
         return mlflow_tracker(store)
-    if kind == "none":
-        return NoTracker(NoTrackerConfig())
-    parts = [build(name, run_dir, store) for name in ("files", "console")]
-    return MultiTracker(parts, summary=parts[1].summary)
+    if kind == "tensorboard":
+        return TensorboardTracker(TensorboardTrackerConfig(100, 120.0, 60.0))
+    parts = {name: build(name, run_dir, store) for name in KINDS if name != "multi"}
+    files, console = parts.pop("files"), parts.pop("console")
+    return MultiTracker([files, console], parts, summary=console.summary)
 
 
-KINDS = ("files", "console", "mlflow", "none", "multi")
+KINDS = ("files", "console", "mlflow", "tensorboard", "multi")
 
 
 @pytest.mark.parametrize("kind", KINDS)

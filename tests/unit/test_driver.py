@@ -101,7 +101,7 @@ def driver() -> Driver:
         evaluator=None,
         checkpointer=Checkpointer(),
         recorder=Recorder(),
-        tracker_run_id=None,
+        tracker_run_ids={},
         scored=True,
         drop_constant=False,
     )

@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from rlpost.errors import TrackingError
 from rlpost.tracking.console import ConsoleTracker, duration, step_line
 from rlpost.tracking.files import FilesTracker
 from rlpost.tracking.multi import MultiTracker
@@ -42,7 +43,7 @@ class Recording:
 
 def test_every_tracker_is_closed_although_one_fails(tmp_path):
     first, second, summaries = Recording("close"), Recording(), []
-    multi = MultiTracker([first, second], summary=lambda status, rows: summaries.append(status))
+    multi = MultiTracker([first, second], {}, summary=lambda status, rows: summaries.append(status))
     multi.start(run_name="r", run_dir=tmp_path, params={})
     with pytest.raises(OSError, match="close is broken"):
         multi.close("KILLED")
@@ -52,7 +53,7 @@ def test_every_tracker_is_closed_although_one_fails(tmp_path):
 
 def test_closing_twice_closes_each_tracker_once(tmp_path):
     tracker = Recording()
-    multi = MultiTracker([tracker], summary=lambda status, rows: None)
+    multi = MultiTracker([tracker], {}, summary=lambda status, rows: None)
     multi.start(run_name="r", run_dir=tmp_path, params={})
     multi.close("FINISHED")
     multi.close("FAILED")
@@ -61,12 +62,38 @@ def test_closing_twice_closes_each_tracker_once(tmp_path):
 
 def test_a_tracker_that_cannot_start_leaves_the_others_closable(tmp_path):
     first, second = Recording(), Recording("start")
-    multi = MultiTracker([first, second], summary=lambda status, rows: None)
+    multi = MultiTracker([first], {"second": second}, summary=lambda status, rows: None)
     with pytest.raises(OSError, match="start is broken"):
         multi.start(run_name="r", run_dir=tmp_path, params={})
     multi.close("FAILED")
     assert first.calls == ["start", ("close", "FAILED")]
     assert second.calls == ["start"]
+
+
+def test_trouble_of_a_chosen_tracker_is_one_warning_and_the_others_go_on(tmp_path, caplog):
+    first, second = Recording("log", "artifact"), Recording()
+    chosen = {"mine": first, "other": second}
+    multi = MultiTracker([], chosen, summary=lambda status, rows: None)
+    multi.start(run_name="r", run_dir=tmp_path, params={})
+    multi.log(1, {})
+    multi.log(2, {})
+    multi.artifact(tmp_path)
+    assert second.calls[1:] == [("log", 1), ("log", 2), ("artifact", tmp_path)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracking.mine: OSError: log is broken"
+    ]
+
+
+def test_a_chosen_tracker_that_could_not_start_ends_the_run():
+    tracker = Recording()
+    tracker.log = lambda step, metrics: raise_(TrackingError("no database"))
+    multi = MultiTracker([], {"mine": tracker}, summary=lambda status, rows: None)
+    with pytest.raises(TrackingError, match="no database"):
+        multi.log(0, {})
+
+
+def raise_(error):
+    raise error
 
 
 def test_a_span_is_recorded_also_when_it_raises(tmp_path):

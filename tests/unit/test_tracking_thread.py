@@ -33,11 +33,11 @@ class FakeRun:
         self.rows = []
         self.status = None
 
-    def log(self, step, time_ms, metrics):
+    def log(self, rows):
         self.gate.wait(5.0)
         if self.broken:
             raise OSError("disk is full")
-        self.rows.append((step, metrics))
+        self.rows += [(row.step, row.metrics) for row in rows]
 
     def end(self, status):
         self.status = status
@@ -109,7 +109,7 @@ def test_a_stuck_store_does_not_hold_up_the_end_of_the_run(started, caplog):
     tracker.log(1, {})
     tracker.close("FINISHED")
     run.gate.set()
-    assert "tracking.close_timeout_s" in caplog.text
+    assert "tracking.mlflow.close_timeout_s" in caplog.text
 
 
 def test_address_without_scheme_is_refused():
