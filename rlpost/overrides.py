@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, open_dict
 
+from rlpost.composition import CONF, compose_node
 from rlpost.config import key_paths
 from rlpost.wording import nearest
 
-CONF = Path(__file__).parent.parent / "conf"
+__all__ = ["CONF", "compose_node", "explain"]
 
 
 def explain(error: HydraException, arguments: Sequence[str]) -> str:
@@ -97,17 +94,3 @@ def options_by_group(folders: Sequence[Path]) -> dict[str, list[str]]:
             group = options.setdefault(folder.relative_to(conf).as_posix(), [])
             group += sorted(file.stem for file in folder.glob("*.yaml"))
     return options
-
-
-def compose_node(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> DictConfig:
-    """The composed configuration for these overrides, outside a Hydra application."""
-    GlobalHydra.instance().clear()
-    first, *more = folders
-    paths = ", ".join(f"file://{folder}" for folder in more)
-    chosen = [*overrides, f"hydra.searchpath=[{paths}]"] if more else list(overrides)
-    with initialize_config_dir(str(first), version_base="1.3"):
-        node = compose("config", overrides=chosen, return_hydra_config=True)
-    HydraConfig.instance().set_config(node)  # `${hydra:...}` is looked up there
-    with open_dict(node):
-        del node["hydra"]
-    return node

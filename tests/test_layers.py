@@ -25,6 +25,7 @@ ROWS = [
     "prm",
     "algorithms distillation rewards data models",
     "roles",
+    "composition",
     "config metrics functional",
     "validation",
     "wording",
@@ -38,7 +39,7 @@ ADAPTERS = {
     "ray": "rlpost/cluster",
     "vllm": "rlpost/engines",
     "megatron": "rlpost/trainers/megatron",
-    "omegaconf": "rlpost/config.py rlpost/overrides.py rlpost/cli.py launch.py",
+    "omegaconf": "rlpost/config.py rlpost/composition.py rlpost/cli.py launch.py",
     "mlflow": "rlpost/tracking",
 }
 FILES = [REPOSITORY / "launch.py", *sorted((REPOSITORY / "rlpost").rglob("*.py"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -31,4 +32,10 @@ class Model(Protocol):
 
         Same settings, same folder: a second call returns at once. Safe when several processes call
         it together. Raises ModelError.
+        """
+
+    def settings(self) -> Mapping[str, Any] | None:
+        """What config.json of that folder says of the model's sizes, or will say once it is built.
+
+        Builds and downloads nothing; None: not known before `prepare`. Raises ConfigError.
         """

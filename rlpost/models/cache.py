@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ def exclusive(target: Path) -> Iterator[None]:
     lock = sibling(target, "lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock.open("w")
+        handle = lock.open("a+")  # not "w", which would empty the holder's note
     except OSError as error:
         raise ModelError(
             f"the model cache {target.parent} can't be written ({error}); set output_dir to a "
@@ -50,9 +51,17 @@ def exclusive(target: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"[model] waiting for another process that prepares {target}", flush=True)
+            print(f"[model] waiting for {target}, which is built by {holder(lock)}", flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+        handle.flush()
         yield
+
+
+def holder(lock: Path) -> str:
+    """Who holds the lock, as it noted there itself."""
+    return lock.read_text() or "another process"
 
 
 def sibling(target: Path, suffix: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from rlpost.errors import ModelError
 
@@ -25,11 +26,17 @@ def checked(folder: Path, *, max_length: int) -> Path:
     return folder
 
 
-def check_length(folder: Path, max_length: int) -> None:
+def read_settings(file: Path) -> dict[str, Any]:
+    """The content of a config.json. Raises ModelError."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{folder}/config.json can't be read: {error}") from error
+        raise ModelError(f"{file} can't be read: {error}") from error
+    return settings
+
+
+def check_length(folder: Path, max_length: int) -> None:
+    config = read_settings(folder / "config.json")
     limit = config.get("max_position_embeddings", max_length)
     if max_length > limit:
         raise ModelError(

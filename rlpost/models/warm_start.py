@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from rlpost.composition import load_beside
+from rlpost.config import build
 from rlpost.errors import ModelError
 from rlpost.models.base import Dtype
 from rlpost.models.cache import build_once, key_of, sibling
 from rlpost.models.folder import checked
 from rlpost.models.launcher import Launcher
+from rlpost.models.small import prepare_small, small_classifier
 
 VERSIONED = ("rlpost", "torch", "transformers", "megatron-core")
 
@@ -41,8 +45,25 @@ class WarmStartedModel:
     def __init__(self, config: WarmStartedModelConfig) -> None:
         self.config = config
 
+    @property
+    def arguments(self) -> list[str]:
+        """Of the run that trains it."""
+        return [f"+recipe={self.config.recipe}", *self.config.overrides]
+
+    def settings(self) -> Mapping[str, Any] | None:
+        """Training changes no sizes: those of the model that the recipe starts from."""
+        settings: Mapping[str, Any] | None = build(load_beside(self.arguments).model).settings()
+        return settings
+
+    def prepare_small(self, cache_dir: Path) -> Path:
+        """What its training starts from, with random weights."""
+        config = load_beside(self.arguments)
+        folder = prepare_small(build(config.model), cache_dir)
+        classifies = getattr(config.trainer.target, "classifies", False)
+        return small_classifier(folder, cache_dir) if classifies else folder
+
     def prepare(self, cache_dir: Path) -> Path:
-        launcher = Launcher([f"+recipe={self.config.recipe}", *self.config.overrides])
+        launcher = Launcher(self.arguments)
         key = key_of({"config": launcher.composed(), "versions": versions()})
         target = cache_dir.absolute() / f"{self.config.recipe.replace('/', '_')}-{key}"
         folder = build_once(target, lambda empty: self._train(launcher, target, empty))

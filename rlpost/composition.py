@@ -1,0 +1,53 @@
+"""Configurations composed by Hydra outside, or beside, the one that launch.py was started with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.errors import HydraException
+from omegaconf import DictConfig, open_dict
+
+from rlpost.arguments import recipe_in_its_place
+from rlpost.config import RunConfig, load
+from rlpost.errors import ConfigError
+
+CONF = Path(__file__).parent.parent / "conf"
+
+
+def compose_node(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> DictConfig:
+    """The composed configuration for these overrides, outside a Hydra application."""
+    GlobalHydra.instance().clear()
+    first, *more = folders
+    paths = ", ".join(f"file://{folder}" for folder in more)
+    chosen = recipe_in_its_place(overrides)
+    chosen += [f"hydra.searchpath=[{paths}]"] if more else []
+    with initialize_config_dir(str(first), version_base="1.3"):
+        node = compose("config", overrides=chosen, return_hydra_config=True)
+    HydraConfig.instance().set_config(node)  # `${hydra:...}` is looked up there
+    with open_dict(node):
+        del node["hydra"]
+    return node
+
+
+def load_beside(overrides: Sequence[str]) -> RunConfig:
+    """Another run's configuration; the application under way keeps its own. Raises ConfigError."""
+    with _hydra_restored():
+        try:
+            return load(compose_node(overrides))
+        except HydraException as error:
+            raise ConfigError([f"{' '.join(overrides)} can't be composed: {error}"]) from error
+
+
+@contextmanager
+def _hydra_restored() -> Iterator[None]:
+    state = Singleton.get_state()
+    try:
+        yield
+    finally:
+        Singleton.set_state(state)
