@@ -42,6 +42,7 @@ GRPO = (
     "eval.num_prompts=4",
     "eval.interval=0",
 )
+PPO = tuple("+recipe=ppo_chain" if part.startswith("+recipe") else part for part in GRPO)
 # No engine, so that the run starts quickly; everything else is there.
 SFT = (
     "+recipe=sft_chain",
@@ -50,6 +51,17 @@ SFT = (
     "algorithm.num_minibatches=1",
     "trainer.data_parallel_size=1",
 )
+
+
+def teacher(name: str, *, seed: int) -> tuple[str, ...]:
+    """A teacher of random weights that are far from the student's."""
+    model = f"teachers.{name}.model"
+    return (
+        f"+model@{model}=tiny_init",
+        f"+trainer@teachers.{name}.trainer=megatron",
+        f"{model}.model_seed={seed}",
+        f"{model}.initializer_range=0.2",
+    )
 
 
 class WholeRun:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlpost.errors import DeadlineError, WorkerDiedError
+from rlpost.errors import DeadlineError, RlpostError, WorkerDiedError
 from rlpost.lazy import LazyModule
 
 if TYPE_CHECKING:
     import ray
 else:
     ray = LazyModule("ray")
+
+DEATH_NOTICE_S = 10.0  # in which Ray tells that a process has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class Worker:
 
     async def pid(self, deadline_s: float = 30.0) -> int:
         return int(await self._wait("pid", self._actor.pid.remote(), deadline_s))
+
+    async def rendezvous(self, deadline_s: float) -> tuple[str, int]:
+        """(address, port) on the worker's node, where the ranks of its role can meet."""
+        address, port = await self._wait("rendezvous", self._actor.rendezvous.remote(), deadline_s)
+        return str(address), int(port)
 
     async def _wait(self, method: str, ref: Any, deadline_s: float) -> Any:
         try:
@@ -94,14 +102,44 @@ class WorkerGroup:
         return len(self.workers)
 
     async def call(self, method: str, *args: Any, deadline_s: float, **kwargs: Any) -> list[Any]:
-        """Calls all ranks at once; results in rank order. The first failure fails the call."""
-        return await gather(
-            worker.call(method, *args, deadline_s=deadline_s, **kwargs) for worker in self.workers
-        )
+        """Calls all ranks at once; results in rank order. The first failure fails the call.
+
+        The peers of a rank that died fail before its death is known, in the middle of a
+        collective; then it is the death that is told.
+        """
+        tasks = [
+            asyncio.ensure_future(worker.call(method, *args, deadline_s=deadline_s, **kwargs))
+            for worker in self.workers
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except RlpostError:
+            raise
+        except Exception as error:
+            if (death := await death_among(tasks)) is not None:
+                raise death from error
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def kill(self) -> None:
         for worker in self.workers:
             worker.kill()
+
+
+async def death_among(calls: Sequence[asyncio.Task[Any]]) -> WorkerDiedError | None:
+    """The first of these calls to end by its worker's death, within DEATH_NOTICE_S."""
+    end = time.monotonic() + DEATH_NOTICE_S
+    while True:
+        for call in calls:
+            if call.done() and isinstance(error := call.exception(), WorkerDiedError):
+                return error
+        pending, left = [call for call in calls if not call.done()], end - time.monotonic()
+        if not pending or left <= 0:
+            return None
+        await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def gather(coroutines: Any) -> list[Any]:

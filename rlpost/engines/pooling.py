@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rlpost.engines.async_llm import OwnProcesses
 from rlpost.engines.backend import Backend
-from rlpost.engines.inprocess import InProcess
 from rlpost.engines.jobs import Job
-from rlpost.engines.options import fixed_options, refuse_unknown
-from rlpost.engines.vllm import VllmEngineConfig
+from rlpost.engines.serving import Served, ServingConfig, started
 from rlpost.errors import EngineError
 from rlpost.types import Array
 
@@ -24,8 +21,8 @@ TASK = "token_classify"
 
 
 @dataclass(frozen=True)
-class PoolingEngineConfig(VllmEngineConfig):
-    """The same keys as an engine that generates."""
+class PoolingEngineConfig(ServingConfig):
+    """The keys of every engine."""
 
 
 class PoolingEngine:
@@ -48,41 +45,25 @@ class PoolingEngine:
         seed: int,
     ) -> None:
         self.config = config
-        self._model_path = model_path
-        self._dtype = dtype
-        self._max_model_len = max_model_len
-        self._seed = seed
         self._name = f"prm[{rank}]"
+        self._served = Served(self._name, "prm.engine", model_path, dtype, max_model_len, seed)
         self._backend: Backend | None = None
         self._ids = count()
 
     async def start(self) -> dict[str, float]:
         """Raises EngineError, ConfigError for an option that vLLM does not have."""
-        started = time.monotonic()
-        refuse_unknown(self.config.vllm)
-        kind = InProcess if self.config.layout == "in_process" else OwnProcesses
-        backend: Backend = kind(self._options(), name=self._name)
-        try:
-            await asyncio.wait_for(backend.start(), self.config.start_deadline_s)
-        except TimeoutError as error:
-            raise EngineError(
-                f"{self._name} did not start within prm.engine.start_deadline_s "
-                f"({self.config.start_deadline_s:g} s)"
-            ) from error
-        except Exception as error:
-            raise EngineError(
-                f"{self._name} can't serve {self._model_path} as a token classifier: {error}"
-            ) from error
-        self._backend = backend
-        return {"start": time.monotonic() - started}
+        begun = time.monotonic()
+        self._backend = await started(self.config, self._served, self._options())
+        return {"start": time.monotonic() - begun}
 
     async def classify(self, token_ids: Sequence[int]) -> Array:
         """[L, labels] float32 outputs before any softmax or sigmoid. Raises EngineError."""
         if self._backend is None:
             raise EngineError(f"{self._name} was not started")
-        if not 0 < len(token_ids) <= self._max_model_len:
+        limit = self._served.max_model_len
+        if not 0 < len(token_ids) <= limit:
             raise EngineError(
-                f"{self._name}: {len(token_ids)} tokens; 1 to {self._max_model_len} are possible "
+                f"{self._name}: {len(token_ids)} tokens; 1 to {limit} are possible "
                 "(prm.model.max_length)"
             )
         from vllm import PoolingParams
@@ -105,16 +86,7 @@ class PoolingEngine:
     def _options(self) -> dict[str, Any]:
         from vllm.config import PoolerConfig
 
-        fixed = fixed_options(on_cpu=self.config.on_cpu)
-        del fixed["logprobs_mode"]
-        return {
-            **self.config.vllm,
-            **fixed,
-            "runner": "pooling",
-            "pooler_config": PoolerConfig(task=TASK, use_activation=False),
-            "model": self._model_path,
-            "dtype": self._dtype,
-            "max_model_len": self._max_model_len,
-            "seed": self._seed,
-            "tensor_parallel_size": self.config.tensor_parallel_size,
-        }
+        options = self._served.options(self.config)
+        del options["logprobs_mode"]
+        pooler = PoolerConfig(task=TASK, use_activation=False)
+        return {**options, "runner": "pooling", "pooler_config": pooler}

@@ -7,16 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
-
-from rlpost.engines.async_llm import OwnProcesses
 from rlpost.engines.backend import Backend, WeightSource, manifest
 from rlpost.engines.base import PauseMode, WakePart, WeightChunk, WeightFile
-from rlpost.engines.inprocess import InProcess
 from rlpost.engines.jobs import Job, JobBook
-from rlpost.engines.options import environment, fixed_options, refuse_reserved, refuse_unknown
 from rlpost.engines.requests import (
     generation,
     prompt_logprobs,
@@ -24,62 +18,15 @@ from rlpost.engines.requests import (
     scoring_params,
     stop_token_ids,
 )
+from rlpost.engines.serving import Served, ServingConfig, started
 from rlpost.engines.weight_set import check_complete, whole_fingerprints
 from rlpost.errors import EngineError, WeightSyncError
 from rlpost.types import Array, GenerateRequest, Generation
 
 
 @dataclass(frozen=True)
-class VllmEngineConfig:
-    """`vllm` holds options of vLLM's EngineArgs under vLLM's own names.
-
-    An engine with `num_gpus_per_engine: 0` runs on the CPU. `process_layout: auto` steps vLLM
-    inside the worker on a CPU with one rank, and uses vLLM's own processes otherwise.
-    """
-
-    num_engines: PositiveInt
-    tensor_parallel_size: PositiveInt
-    process_layout: Literal["auto", "in_process", "async_llm"]
-    num_cpus_per_engine: NonNegativeFloat
-    num_gpus_per_engine: NonNegativeFloat
-    threads_per_engine: PositiveInt
-    start_deadline_s: PositiveFloat
-    vllm: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        refuse_reserved(self.vllm)
-        if self.process_layout == "in_process" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"engine.process_layout (in_process) allows one rank only, "
-                f"tensor_parallel_size is {self.tensor_parallel_size}; use async_llm or auto"
-            )
-        share = self.tensor_parallel_size == 1 and self.num_gpus_per_engine < 1
-        if not share and self.num_gpus_per_engine not in (0, self.tensor_parallel_size):
-            raise ValueError(
-                f"engine.num_gpus_per_engine ({self.num_gpus_per_engine:g}) must be 0 (CPU) or "
-                f"tensor_parallel_size ({self.tensor_parallel_size}); with tensor_parallel_size 1 "
-                "it may be a share of a GPU, such as 0.5"
-            )
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.num_gpus_per_engine == 0
-
-    @property
-    def layout(self) -> Literal["in_process", "async_llm"]:
-        if self.process_layout != "auto":
-            return self.process_layout
-        return "in_process" if self.on_cpu and self.tensor_parallel_size == 1 else "async_llm"
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment of the worker process, to be set before it imports anything."""
-        return environment(
-            on_cpu=self.on_cpu,
-            in_process=self.layout == "in_process",
-            threads=self.threads_per_engine,
-            tensor_parallel_size=self.tensor_parallel_size,
-        )
+class VllmEngineConfig(ServingConfig):
+    """The keys of every engine."""
 
 
 class VllmEngine:
@@ -101,11 +48,8 @@ class VllmEngine:
         seed: int,
     ) -> None:
         self.config = config
-        self._model_path = model_path
-        self._dtype = dtype
-        self._max_model_len = max_model_len
-        self._seed = seed
         self._name = f"engine[{rank}]"
+        self._served = Served(self._name, "engine", model_path, dtype, max_model_len, seed)
         self._backend: Backend | None = None
         self._book = JobBook(self._name)
         self._score_ids = count()
@@ -123,32 +67,12 @@ class VllmEngine:
         return self.config.env
 
     async def start(self) -> dict[str, float]:
-        started = time.monotonic()
-        refuse_unknown(self.config.vllm)
-        self._stop_token_ids = stop_token_ids(self._model_path)
-        options = {
-            **self.config.vllm,
-            **fixed_options(on_cpu=self.config.on_cpu),
-            "model": self._model_path,
-            "dtype": self._dtype,
-            "max_model_len": self._max_model_len,
-            "seed": self._seed,
-            "tensor_parallel_size": self.config.tensor_parallel_size,
-        }
-        kind = InProcess if self.config.layout == "in_process" else OwnProcesses
-        backend: Backend = kind(options, name=self._name)
-        try:
-            await asyncio.wait_for(backend.start(), self.config.start_deadline_s)
-        except TimeoutError as error:
-            raise EngineError(
-                f"{self._name} did not start within engine.start_deadline_s "
-                f"({self.config.start_deadline_s:g} s)"
-            ) from error
-        except Exception as error:
-            raise EngineError(f"{self._name} failed to start: {error}") from error
-        self._backend = backend
-        self._shapes = (await backend.rpc("rlpost_shapes"))[0]
-        return {"start": time.monotonic() - started}
+        begun = time.monotonic()
+        self._stop_token_ids = stop_token_ids(self._served.model_path)
+        options = self._served.options(self.config)
+        self._backend = await started(self.config, self._served, options)
+        self._shapes = (await self._backend.rpc("rlpost_shapes"))[0]
+        return {"start": time.monotonic() - begun}
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         jobs = [self._job(request) for request in requests]
@@ -184,7 +108,7 @@ class VllmEngine:
     async def load_weights(self, chunks: Sequence[WeightChunk]) -> None:
         if not self._paused:
             raise WeightSyncError(f"{self._name}: weights are loaded while paused; pause() first")
-        check_complete(self._name, self._shapes, self._dtype, chunks)
+        check_complete(self._name, self._shapes, self._served.dtype, chunks)
         sources = [await _source(chunk) for chunk in chunks]
         loads = [
             (manifest(chunk.specs), source) for chunk, source in zip(chunks, sources, strict=True)
@@ -267,10 +191,11 @@ class VllmEngine:
         return Job(request.request_id, list(request.token_ids), params, future)
 
     def _check_length(self, what: str, length: int) -> None:
-        if not 0 < length < self._max_model_len:
+        limit = self._served.max_model_len
+        if not 0 < length < limit:
             raise EngineError(
-                f"{self._name}: {what} has {length} tokens; 1 to {self._max_model_len - 1} are "
-                f"possible (max_model_len {self._max_model_len} less one sampled token)"
+                f"{self._name}: {what} has {length} tokens; 1 to {limit - 1} are possible "
+                f"(max_model_len {limit} less one sampled token)"
             )
 
 

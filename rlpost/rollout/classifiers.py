@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlpost.cluster.workers import Worker
 from rlpost.errors import EngineError, WorkerDiedError
-from rlpost.rollout.engine_pool import RETRIED
+from rlpost.rollout.engine_pool import RETRIED, none_alive
 from rlpost.types import Array
 
 
@@ -19,7 +19,7 @@ class Replica:
     worker: Worker
     place: int
     load: int = 0
-    fenced: bool = False
+    death: str = ""  # how its process died; an engine with a death is given no more work
 
 
 class ClassifierPool:
@@ -31,7 +31,10 @@ class ClassifierPool:
         self._max_attempts = max_attempts
 
     async def classify(self, token_ids: Sequence[int]) -> Array:
-        """[L, labels] raw outputs. Raises EngineError when every attempt has failed."""
+        """[L, labels] raw outputs.
+
+        Raises EngineError when every attempt has failed, WorkerDiedError when all engines are dead.
+        """
         tried: set[int] = set()
         for attempt in itertools.count(1):
             replica = self._pick(tried)
@@ -39,7 +42,8 @@ class ClassifierPool:
                 return await self._ask(replica, token_ids)
             except RETRIED as error:
                 tried.add(replica.place)
-                replica.fenced = isinstance(error, WorkerDiedError)
+                if isinstance(error, WorkerDiedError):
+                    replica.death = str(error)
                 if attempt == self._max_attempts:
                     raise EngineError(
                         f"{attempt} attempts failed; the last one: {error}"
@@ -59,8 +63,8 @@ class ClassifierPool:
         return outputs
 
     def _pick(self, tried: set[int]) -> Replica:
-        usable = [replica for replica in self._replicas if not replica.fenced]
+        usable = [replica for replica in self._replicas if not replica.death]
         if not usable:
-            raise EngineError(f"none of the {len(self._replicas)} prm engines is alive")
+            raise none_alive([replica.death for replica in self._replicas])
         fresh = [replica for replica in usable if replica.place not in tried]
         return min(fresh or usable, key=lambda replica: (replica.load, replica.place))

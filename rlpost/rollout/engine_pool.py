@@ -26,10 +26,6 @@ class Replica:
     load: int = 0
     death: str = ""  # how its process died; an engine with a death is given no more work
 
-    @property
-    def fenced(self) -> bool:
-        return bool(self.death)
-
 
 @dataclass(eq=False)
 class Ticket:
@@ -65,11 +61,6 @@ class EnginePool:
     def __init__(self, engines: Sequence[Worker], attempts: Attempts) -> None:
         self._attempts = attempts
         self._replicas = [Replica(worker, place) for place, worker in enumerate(engines)]
-
-    def _none_alive(self) -> WorkerDiedError:
-        """Not a failed group, which a budget would bear for a while: no group can be answered."""
-        deaths = [replica.death for replica in self._replicas]
-        return WorkerDiedError(f"none of {len(deaths)} engines is alive: {'; '.join(deaths)}")
 
     async def submit(self, tickets: Sequence[Ticket]) -> None:
         """One call per engine with all its requests. A failure waits in the ticket."""
@@ -131,11 +122,16 @@ class EnginePool:
         await asyncio.gather(*(discard(replica.worker, name) for name in names))
 
     def _pick(self, ticket: Ticket) -> Replica:
-        usable = [replica for replica in self._replicas if not replica.fenced]
+        usable = [replica for replica in self._replicas if not replica.death]
         if not usable:
-            raise self._none_alive()
+            raise none_alive([replica.death for replica in self._replicas])
         fresh = [replica for replica in usable if replica.place not in ticket.tried]
         return min(fresh or usable, key=lambda replica: (replica.load, replica.place))
+
+
+def none_alive(deaths: Sequence[str]) -> WorkerDiedError:
+    """Not a failed request, which a budget would bear for a while: nothing can be answered."""
+    return WorkerDiedError(f"none of {len(deaths)} engines is alive: {'; '.join(deaths)}")
 
 
 async def discard(worker: Worker, request_id: str) -> None:

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 from shared_runs import AT_ONCE
-from whole_run import GRPO, SFT, TINY, WholeRun, wait_until
+from whole_run import GRPO, PPO, SFT, TINY, WholeRun, teacher, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LONG = "num_steps=100000"
+# A classifier of steps that the run trains itself, for one step, as nothing is cached.
+PRM = ["output_dir=${output_dir}", *TINY, "num_steps=1", "train_batch_size=16"]
+PRM += ["rollout.max_response_tokens=8", "tracking=none"]
 DEADLINE_S = 45.0  # from the fault to the end of the process, with other work on the cores
 
 
@@ -30,8 +33,27 @@ class Fault:
 
 FAULTS = {
     "engine": Fault((*GRPO, LONG, "engine.num_engines=2"), lambda run: run.kill_worker("engine-1")),
-    "trainer": Fault((*SFT, LONG), lambda run: run.kill_worker("actor-0")),
+    # Its peer's collectives fail before its death is known.
+    "trainer": Fault(
+        (*SFT, LONG, "trainer.data_parallel_size=2"), lambda run: run.kill_worker("actor-1")
+    ),
     "rollout": Fault((*SFT, LONG), lambda run: run.kill_worker("rollout-0")),
+    "critic": Fault(
+        (*PPO, LONG, "critic.trainer.data_parallel_size=2"),
+        lambda run: run.kill_worker("critic-1"),
+    ),
+    # Its pass runs beside the training of the batch before.
+    "teacher": Fault(
+        (
+            *(*GRPO, LONG, "loop=async", "distillation=topk", "distillation.subset=teacher"),
+            *teacher("big", seed=2),
+        ),
+        lambda run: run.kill_worker("teacher.big-0"),
+    ),
+    "prm": Fault(
+        (*GRPO, LONG, "prm=model", f"prm.model.overrides={PRM}"),
+        lambda run: run.kill_worker("prm-0"),
+    ),
     "ctrl-c": Fault((*GRPO, LONG), WholeRun.press_ctrl_c),
     "sigterm": Fault((*SFT, LONG), lambda run: run.signal(signal.SIGTERM)),
     "driver": Fault((*SFT, LONG), lambda run: run.signal(signal.SIGKILL)),
@@ -106,7 +128,10 @@ def message(run: WholeRun) -> str:
     ("name", "pattern"),
     [
         ("engine", r"engine\[1\] died during \w+\(\).*its log is \S*/logs/engine-1\.log"),
-        ("trainer", r"WorkerDiedError: actor\[0\] died during \w+\(\).*/logs/actor-0\.log"),
+        ("trainer", r"WorkerDiedError: actor\[1\] died during \w+\(\).*/logs/actor-1\.log"),
+        ("critic", r"WorkerDiedError: critic\[1\] died during \w+\(\).*/logs/critic-1\.log"),
+        ("teacher", r"WorkerDiedError: teacher\.big\[0\] died during \w+\(\).*teacher\.big-0\.log"),
+        ("prm", r"WorkerDiedError: .*prm\[0\] died during classify\(\).*/logs/prm-0\.log"),
         ("rollout", r"WorkerDiedError: rollout\[0\] died during \w+\(\).*/logs/rollout-0\.log"),
     ],
 )

@@ -6,16 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from whole_run import GRPO, WholeRun
+from whole_run import PPO, WholeRun
+
+from rlpost.prm.credit import step_normalized
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PPO = (
-    *("+recipe=ppo_chain" if part.startswith("+recipe") else part for part in GRPO),
+RUN = (
+    *PPO,
+    "prm=verifier",
+    "prm.program._target_=own_rewards.StepDigits",
+    "+prm.program.wanted=2",
+    "prm.steps.separator=[4,5,6,7]",
     "num_steps=3",
     "algorithm.num_critic_only_steps=2",
     "checkpoint.save_interval=1",
@@ -25,7 +32,7 @@ PPO = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeRun]:
-    run = WholeRun(tmp_path_factory.mktemp("ppo"), *PPO)
+    run = WholeRun(tmp_path_factory.mktemp("ppo"), *RUN)
     try:
         yield run.finished()
     finally:
@@ -72,8 +79,30 @@ def test_samples_record_values_and_returns(run: WholeRun) -> None:
     assert row["returns"][kept[-1]] == pytest.approx(row["reward"])
 
 
+def test_scores_of_steps_join_the_actors_advantages_alone(run: WholeRun) -> None:
+    """A = whitened(GAE) + coef * A^process; the critic's returns are those of the reward."""
+    rows = pq.read_table(run.run_dir / "samples" / "step_000003.parquet").to_pylist()
+    gae = np.concatenate([np.subtract(kept(row, "returns"), kept(row, "values")) for row in rows])
+    whitened = (gae - gae.mean()) / gae.std()
+    scores = [tuple(row["step_scores"]) for row in rows]
+    earned = step_normalized(scores, [row["prompt_key"] for row in rows])
+    steps = np.concatenate(
+        [
+            np.array(of_row)[kept(row, "step_index")]
+            for row, of_row in zip(rows, earned, strict=True)
+        ]
+    )
+    advantages = np.concatenate([kept(row, "advantages") for row in rows])
+    assert np.std(steps) > 0.1
+    np.testing.assert_allclose(advantages, whitened + np.nan_to_num(steps), atol=1e-3)
+
+
+def kept(row: dict[str, Any], column: str) -> list[Any]:
+    return [value for value, mask in zip(row[column], row["loss_mask"], strict=True) if mask]
+
+
 def test_a_resumed_run_ends_with_the_same_actor_and_critic(run: WholeRun) -> None:
-    again = WholeRun(run.output_dir, *PPO, f"resume_from={run.checkpoint(2)}")
+    again = WholeRun(run.output_dir, *RUN, f"resume_from={run.checkpoint(2)}")
     try:
         again.finished()
         for folder in ("hf", "critic_hf"):

@@ -8,7 +8,7 @@ from fake_engine import EOS, FakeEngine, FakeStore, FakeTokenizer, FakeWorker
 from fake_rewards import pool_config, section
 
 from rlpost.cluster import store
-from rlpost.errors import EngineError
+from rlpost.errors import EngineError, WorkerDiedError
 from rlpost.prm.chain_steps import ChainSteps, ChainStepsConfig
 from rlpost.prm.credit import CreditConfig
 from rlpost.prm.limits import LimitsConfig
@@ -173,5 +173,5 @@ async def test_a_dead_engine_gets_no_more_work():
         await pool.classify([1])
     assert len(workers[1].hosted.asked) == 3
     workers[1].dead = True
-    with pytest.raises(EngineError, match="none of the 2 prm engines is alive"):
+    with pytest.raises(WorkerDiedError, match=r"none of 2 engines is alive: \w+\[0\] died"):
         await pool.classify([1])
