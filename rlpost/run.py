@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -17,7 +18,10 @@ from rlpost.config import RunConfig, build
 from rlpost.plan import RunPlan
 from rlpost.tracking.base import ChosenTracker, RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
+from rlpost.tracking.environment import write_environment
 from rlpost.tracking.files import FilesTracker
+from rlpost.tracking.guard import Guard
+from rlpost.tracking.last_files import last_files_will, write_last_files
 from rlpost.tracking.multi import MultiTracker
 from rlpost.tracking.recorder import Recorder
 from rlpost.tracking.timeline import Timeline
@@ -30,11 +34,13 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
     """
     console = ConsoleTracker(num_steps=plan.num_steps)
     timeline = Timeline(run_dir / "events.jsonl", on_start=console.phase)
-    files = FilesTracker(timeline=timeline)
-    tracker = MultiTracker([files, console], chosen_trackers(config), summary=console.summary)
-    with closing(tracker), stoppable():
+    files = FilesTracker()
+    guard = Guard(run_dir / "logs" / "guard.log")
+    tracker = MultiTracker([files, console], chosen_trackers(config, guard), summary=console.summary, last_files=partial(write_last_files, run_dir))
+    with guard, closing(tracker), stoppable():
+        guard.add(last_files_will(run_dir))
         tracker.start(run_name=config.run_name, run_dir=run_dir, params=config.plain())
-        for path in write_settings(config, plan, run_dir):
+        for path in [*write_settings(config, plan, run_dir), *write_environment(run_dir)]:
             tracker.artifact(path)
         recorder = Recorder(tracker, timeline)
         with recorder.span("prepare_model"):
@@ -48,7 +54,7 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
             return objective
 
 
-def chosen_trackers(config: RunConfig) -> dict[str, ChosenTracker]:
+def chosen_trackers(config: RunConfig, guard: Guard) -> dict[str, ChosenTracker]:
     """By name. Those that know runs by id go on with theirs when a run is resumed.
 
     Raises CheckpointError.
@@ -57,7 +63,7 @@ def chosen_trackers(config: RunConfig) -> dict[str, ChosenTracker]:
     if config.resume_from is not None:
         known = saved_state(Path(config.resume_from)).get("tracker_run_ids", {})
     return {
-        name: build(section, resume_run_id=known.get(name))
+        name: build(section, resume_run_id=known.get(name), leave_will=guard.add)
         for name, section in config.tracking.items()
     }
 

@@ -29,7 +29,10 @@ class Tracker(Protocol):
 
 
 class ChosenTracker(Tracker, Protocol):
-    """An option of the group `tracking`: `__init__(config, *, resume_run_id)`."""
+    """An option of the group `tracking`: `__init__(config, *, resume_run_id, leave_will)`.
+
+    `leave_will(Will(...))` names what is to be called should the driver be killed.
+    """
 
     @property
     def run_id(self) -> str | None:

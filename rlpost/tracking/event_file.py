@@ -13,7 +13,7 @@ from typing import Any
 from rlpost.tracking.background import Row
 from rlpost.tracking.base import RunStatus
 
-TEXT_SUFFIXES = (".yaml", ".txt", ".json")
+TEXT_SUFFIXES = (".yaml", ".txt", ".diff")
 TEXT_LENGTH = 100_000  # characters of a file that are shown
 
 
@@ -43,9 +43,13 @@ class EventFile:
         self._writer.flush()
 
     def artifact(self, path: Path) -> None:
-        if path.suffix in TEXT_SUFFIXES:
-            text = path.read_text()[:TEXT_LENGTH]
-            self._text(path.stem, f"```\n{text}\n```")  # Markdown, so that lines stay lines
+        """A folder is shown file by file, under its name."""
+        within = path.is_dir()
+        for file in sorted(path.iterdir()) if within else [path]:
+            if file.suffix in TEXT_SUFFIXES:
+                text = file.read_text(errors="replace")[:TEXT_LENGTH]
+                tag = f"{path.name}/{file.stem}" if within else file.name
+                self._text(tag, f"```\n{text}\n```")  # Markdown, so that lines stay lines
 
     def end(self, status: RunStatus) -> None:
         self._text("status", status)

@@ -1,4 +1,4 @@
-"""The record that every run leaves in its own folder: metrics.jsonl and the timeline."""
+"""The record that every run leaves in its own folder: metrics.jsonl, and where the rest is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlpost.tracking.base import RunStatus
-from rlpost.tracking.timeline import Timeline
+from rlpost.tracking.excerpts import FOLDER as EXCERPTS
+from rlpost.tracking.last_files import TRACE
 
 
 class FilesTracker:
@@ -18,11 +19,9 @@ class FilesTracker:
         {"step": 3, "rollout/reward/mean": 0.41, "train/loss": null}
 
     A metric without a value (NaN) is null; an infinite one is the string "inf" or "-inf".
-    On close the timeline becomes `timeline.json`, a Chrome trace.
     """
 
-    def __init__(self, *, timeline: Timeline) -> None:
-        self._timeline = timeline
+    def __init__(self) -> None:
         self._run_dir: Path | None = None
 
     def start(self, *, run_name: str, run_dir: Path, params: Mapping[str, Any]) -> None:
@@ -38,8 +37,7 @@ class FilesTracker:
         """Nothing to do: artefacts already lie in the run's folder."""
 
     def close(self, status: RunStatus) -> None:
-        if self._run_dir is not None:
-            self._timeline.export_chrome(self._run_dir / "timeline.json")
+        """Nothing to do: each row was on disk at once."""
 
     def report(self) -> Mapping[str, str]:
         if self._run_dir is None:
@@ -49,7 +47,8 @@ class FilesTracker:
             "checkpoint": checkpoints[-1] if checkpoints else None,
             "samples": self._run_dir / "samples",
             "metrics": self._run_dir / "metrics.jsonl",
-            "timeline": self._run_dir / "timeline.json",
+            "excerpts": self._run_dir / EXCERPTS,
+            "timeline": self._run_dir / TRACE,
         }
         return {name: str(path) for name, path in places.items() if path and path.exists()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from rlpost.tracking.background import BackgroundTracker
-from rlpost.tracking.mlflow_store import MlflowRun, open_run
+from rlpost.tracking.guard import Will
+from rlpost.tracking.mlflow_store import MlflowRun, lost_run_will, open_run
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -45,7 +46,13 @@ class MlflowTracker(BackgroundTracker):
 
     Config = MlflowTrackerConfig
 
-    def __init__(self, config: MlflowTrackerConfig, *, resume_run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        config: MlflowTrackerConfig,
+        *,
+        resume_run_id: str | None,
+        leave_will: Callable[[Will], None],
+    ) -> None:
         super().__init__(
             "MLflow",
             max_queued=config.max_queued,
@@ -54,6 +61,7 @@ class MlflowTracker(BackgroundTracker):
         )
         self.config = config
         self._resume_run_id = resume_run_id
+        self._leave_will = leave_will
         self._run: MlflowRun | None = None
 
     @property
@@ -85,4 +93,5 @@ class MlflowTracker(BackgroundTracker):
             params=params,
             resume_run_id=self._resume_run_id,
         )
+        self._leave_will(lost_run_will(self.config.tracking_uri, self._run, run_dir))
         return self._run

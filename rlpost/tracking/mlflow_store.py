@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import logging
 import os
 import re
+import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlpost.tracking.background import Row
 from rlpost.tracking.base import RunStatus
+from rlpost.tracking.environment import git_commit
+from rlpost.tracking.guard import Will
+from rlpost.tracking.last_files import present_last_files
 
 PARAMS_PER_CALL = 100  # MLflow's limits on one batch and on the length of a value
 METRICS_PER_CALL = 1000
 NAME_LENGTH = 250
 PARAM_LENGTH = 6000
+DRIVER_TAG = "rlpost.driver"
 CUT = "..."  # ends a value that was too long
 ATTEMPTS = 6
 FIRST_WAIT_S = 0.2
@@ -26,11 +33,12 @@ NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRun:
-    """One open run of a store."""
+    """One open run of a store. `driver` names the process that writes it now."""
 
-    def __init__(self, client: Any, run_id: str) -> None:
+    def __init__(self, client: Any, run_id: str, driver: str) -> None:
         self._client = client
         self.run_id = run_id
+        self.driver = driver
 
     def log(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
@@ -60,8 +68,10 @@ class MlflowRun:
             retried(self._client.log_batch, self.run_id, params=part)
 
     def artifact(self, path: Path) -> None:
-        log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
-        retried(log, self.run_id, str(path))
+        if path.is_dir():
+            retried(self._client.log_artifacts, self.run_id, str(path), path.name)
+        else:
+            retried(self._client.log_artifact, self.run_id, str(path))
 
     def end(self, status: RunStatus) -> None:
         retried(self._client.set_terminated, self.run_id, status)
@@ -84,13 +94,59 @@ def open_run(
     with _alone(tracking_uri):
         client = _client(tracking_uri)
         experiment_id = retried(_experiment_id, client, experiment, artifact_dir)
+    driver = uuid.uuid4().hex
     run_id = _known_run(client, resume_run_id)
     if run_id is None:
-        created = retried(client.create_run, experiment_id, run_name=run_name, tags=dict(tags))
+        every = {**source_tags(), **tags, DRIVER_TAG: driver}
+        created = retried(client.create_run, experiment_id, run_name=run_name, tags=every)
         run_id = str(created.info.run_id)
-    run = MlflowRun(client, run_id)
+    else:
+        retried(client.set_tag, run_id, DRIVER_TAG, driver)
+    run = MlflowRun(client, run_id, driver)
     run.params(params)
     return run
+
+
+def source_tags() -> dict[str, str]:
+    """What MLflow's tables show of a run: by whom, with which program, from which commit."""
+    tags = {
+        "mlflow.user": user_name(),
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": sys.argv[0],
+    }
+    commit = git_commit()
+    return tags if commit is None else {**tags, "mlflow.source.git.commit": commit}
+
+
+def user_name() -> str:
+    """The login name, or the number of a user without one, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def lost_run_will(tracking_uri: str, run: MlflowRun, run_dir: Path) -> Will:
+    """That the guard ends the run should its driver be killed."""
+    arguments = {
+        "tracking_uri": tracking_uri,
+        "run_id": run.run_id,
+        "driver": run.driver,
+        "run_dir": str(run_dir.absolute()),
+    }
+    return Will(f"{__name__}.{end_lost_run.__name__}", arguments)
+
+
+def end_lost_run(*, tracking_uri: str, run_id: str, driver: str, run_dir: str) -> None:
+    """FAILED, with the last files, unless the run ended or another driver has resumed it."""
+    client = _client(tracking_uri)
+    found = retried(client.get_run, run_id)
+    if found.info.status != "RUNNING" or found.data.tags.get(DRIVER_TAG) != driver:
+        return
+    run = MlflowRun(client, run_id, driver)
+    run.end("FAILED")
+    for path in present_last_files(run_dir):
+        run.artifact(path)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

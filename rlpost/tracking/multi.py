@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ class MultiTracker:
     """Passes every call to all its trackers. On close, each is closed whatever the others do.
 
     The `chosen` ones may fail to start (TrackingError), which ends the run; whatever else one of
-    them raises is a warning, the first time. `summary` is called last, with the status and what
-    all the trackers report.
+    them raises is a warning, the first time. At the end they get the `last_files`; `summary` is
+    called last, with the status and what all the trackers report.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class MultiTracker:
         chosen: Mapping[str, ChosenTracker],
         *,
         summary: Callable[[RunStatus, Mapping[str, str]], None],
+        last_files: Callable[[], Sequence[Path]],
     ) -> None:
         self._required = list(trackers)
         self._chosen = dict(chosen)
         self._trackers: list[Tracker] = [*trackers, *chosen.values()]
         self._warned: set[str] = set()
         self._summary = summary
+        self._last_files = last_files
         self._open: list[Tracker] = []
 
     def start(self, *, run_name: str, run_dir: Path, params: Mapping[str, Any]) -> None:
@@ -58,17 +61,19 @@ class MultiTracker:
 
     def close(self, status: RunStatus) -> None:
         """Raises the first tracker's error after all were closed. A second call does nothing."""
-        errors: list[Exception] = []
         closing, self._open = self._open, []
-        for tracker in closing:
-            try:
-                tracker.close(status)
-            except Exception as error:
-                errors.append(error)
-        if closing:
-            self._summary(status, self.report())
+        if not closing:
+            return
+        ends: list[Callable[[], None]] = [partial(tracker.close, status) for tracker in closing]
+        calls = [self._hand_over, *ends]
+        errors = [error for error in map(error_of, calls) if error is not None]
+        self._summary(status, self.report())
         if errors:
             raise errors[0]
+
+    def _hand_over(self) -> None:
+        for path in self._last_files():
+            self.artifact(path)
 
     def _tell_chosen(self, call: Callable[[ChosenTracker], None]) -> None:
         for name, tracker in self._chosen.items():
@@ -83,3 +88,11 @@ class MultiTracker:
 
     def report(self) -> Mapping[str, str]:
         return {name: text for tracker in self._trackers for name, text in tracker.report().items()}
+
+
+def error_of(call: Callable[[], None]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from rlpost.tracking.background import BackgroundTracker
 from rlpost.tracking.event_file import EventFile
+from rlpost.tracking.guard import Will
 
 FOLDER = "tensorboard"
 
@@ -38,8 +39,13 @@ class TensorboardTracker(BackgroundTracker):
     Config = TensorboardTrackerConfig
 
     def __init__(
-        self, config: TensorboardTrackerConfig, *, resume_run_id: str | None = None
+        self,
+        config: TensorboardTrackerConfig,
+        *,
+        resume_run_id: str | None,
+        leave_will: Callable[[Will], None],
     ) -> None:
+        """Neither has a use here: files know no run by id, and each write is on disk at once."""
         super().__init__(
             "TensorBoard",
             max_queued=config.max_queued,

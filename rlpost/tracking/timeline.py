@@ -51,9 +51,11 @@ class Timeline:
                 file.write(json.dumps(event) + "\n")
 
     def events(self) -> list[dict[str, Any]]:
+        """Those that were written whole; a killed driver may have died within the last line."""
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        lines = self.path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def export_chrome(self, path: Path) -> None:
         """Writes the trace that chrome://tracing and Perfetto open; times in microseconds."""

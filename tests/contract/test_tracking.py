@@ -9,7 +9,6 @@ from rlpost.tracking.files import FilesTracker
 from rlpost.tracking.mlflow import MlflowTracker, MlflowTrackerConfig
 from rlpost.tracking.multi import MultiTracker
 from rlpost.tracking.tensorboard import TensorboardTracker, TensorboardTrackerConfig
-from rlpost.tracking.timeline import Timeline
 
 PARAMS = {"seed": 1, "loop": {"colocate": False, "steps": [1, 2]}, "none": None}
 
@@ -28,22 +27,25 @@ def mlflow_tracker(store):
             max_queued=100,
             start_timeout_s=120.0,
             close_timeout_s=60.0,
-        )
+        ),
+        resume_run_id=None,
+        leave_will=lambda will: None,
     )
 
 
 def build(kind, run_dir, store):
     if kind == "files":
-        return FilesTracker(timeline=Timeline(run_dir / "events.jsonl"))
+        return FilesTracker()
     if kind == "console":
         return ConsoleTracker(num_steps=3)
     if kind == "mlflow":
         return mlflow_tracker(store)
     if kind == "tensorboard":
-        return TensorboardTracker(TensorboardTrackerConfig(100, 120.0, 60.0))
+        config = TensorboardTrackerConfig(100, 120.0, 60.0)
+        return TensorboardTracker(config, resume_run_id=None, leave_will=lambda will: None)
     parts = {name: build(name, run_dir, store) for name in KINDS if name != "multi"}
     files, console = parts.pop("files"), parts.pop("console")
-    return MultiTracker([files, console], parts, summary=console.summary)
+    return MultiTracker([files, console], parts, summary=console.summary, last_files=list)
 
 
 KINDS = ("files", "console", "mlflow", "tensorboard", "multi")

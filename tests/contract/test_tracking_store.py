@@ -14,7 +14,8 @@ from rlpost.tracking.mlflow import MlflowTracker, MlflowTrackerConfig
 folder, name = sys.argv[1:]
 tracker = MlflowTracker(MlflowTrackerConfig(
     tracking_uri=f"sqlite:///{folder}/mlflow.db", artifact_dir=f"{folder}/artifacts",
-    experiment="together", max_queued=100, start_timeout_s=120.0, close_timeout_s=60.0))
+    experiment="together", max_queued=100, start_timeout_s=120.0, close_timeout_s=60.0),
+    resume_run_id=None, leave_will=lambda will: None)
 tracker.start(run_name=name, run_dir=Path(folder), params={"name": name})
 for step in range(20):
     tracker.log(step, {"rollout/reward/mean": step / 10})
@@ -22,8 +23,8 @@ tracker.close("FINISHED")
 """
 
 
-def config(folder):
-    return MlflowTrackerConfig(
+def tracker_on(folder, *, resume_run_id=None, leave_will=lambda will: None):
+    config = MlflowTrackerConfig(
         tracking_uri=f"sqlite:///{folder}/mlflow.db",
         artifact_dir=str(folder / "artifacts"),
         experiment="together",
@@ -31,6 +32,7 @@ def config(folder):
         start_timeout_s=120.0,
         close_timeout_s=60.0,
     )
+    return MlflowTracker(config, resume_run_id=resume_run_id, leave_will=leave_will)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,8 @@ def store(tmp_path_factory):
     """A store on which two processes started, at the same time, from nothing."""
     folder = tmp_path_factory.mktemp("store")
     command = [sys.executable, "-c", RUN, str(folder)]
-    runs = [subprocess.Popen([*command, name], stderr=subprocess.PIPE) for name in ("a", "b")]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    runs = [subprocess.Popen([*command, name], **pipes) for name in ("a", "b")]
     errors = [run.communicate(timeout=120)[1].decode() for run in runs]
     assert [run.returncode for run in runs] == [0, 0], errors
     assert errors == ["", ""]
@@ -69,7 +72,7 @@ def test_runs_side_by_side_share_one_store_without_loss(store):
 def test_the_true_final_status_is_kept(store, tmp_path, status):
     artifact = tmp_path / "plan.txt"
     artifact.write_text("plan")
-    tracker = MlflowTracker(config(store))
+    tracker = tracker_on(store)
     tracker.start(run_name=status, run_dir=tmp_path, params={"loop": {"colocate": True}})
     tracker.artifact(artifact)
     tracker.close(status)
@@ -80,7 +83,7 @@ def test_the_true_final_status_is_kept(store, tmp_path, status):
 
 def test_a_resumed_run_goes_on_in_its_mlflow_run(store, tmp_path):
     before = runs_of(store)["a"]
-    tracker = MlflowTracker(config(store), resume_run_id=before.info.run_id)
+    tracker = tracker_on(store, resume_run_id=before.info.run_id)
     tracker.start(run_name="a", run_dir=tmp_path, params={"name": "changed", "more": 1})
     tracker.log(20, {"rollout/reward/mean": 2.0})
     tracker.close("FINISHED")
@@ -91,7 +94,7 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(store, tmp_path):
 
 
 def test_an_unknown_run_to_resume_starts_a_new_one(store, tmp_path):
-    tracker = MlflowTracker(config(store), resume_run_id="0" * 32)
+    tracker = tracker_on(store, resume_run_id="0" * 32)
     tracker.start(run_name="moved", run_dir=tmp_path, params={})
     tracker.close("FINISHED")
     assert runs_of(store)["moved"].info.run_id == tracker.run_id

@@ -43,7 +43,9 @@ class Recording:
 
 def test_every_tracker_is_closed_although_one_fails(tmp_path):
     first, second, summaries = Recording("close"), Recording(), []
-    multi = MultiTracker([first, second], {}, summary=lambda status, rows: summaries.append(status))
+    multi = MultiTracker(
+        [first, second], {}, summary=lambda status, rows: summaries.append(status), last_files=list
+    )
     multi.start(run_name="r", run_dir=tmp_path, params={})
     with pytest.raises(OSError, match="close is broken"):
         multi.close("KILLED")
@@ -53,7 +55,7 @@ def test_every_tracker_is_closed_although_one_fails(tmp_path):
 
 def test_closing_twice_closes_each_tracker_once(tmp_path):
     tracker = Recording()
-    multi = MultiTracker([tracker], {}, summary=lambda status, rows: None)
+    multi = MultiTracker([tracker], {}, summary=lambda status, rows: None, last_files=list)
     multi.start(run_name="r", run_dir=tmp_path, params={})
     multi.close("FINISHED")
     multi.close("FAILED")
@@ -62,7 +64,9 @@ def test_closing_twice_closes_each_tracker_once(tmp_path):
 
 def test_a_tracker_that_cannot_start_leaves_the_others_closable(tmp_path):
     first, second = Recording(), Recording("start")
-    multi = MultiTracker([first], {"second": second}, summary=lambda status, rows: None)
+    multi = MultiTracker(
+        [first], {"second": second}, summary=lambda status, rows: None, last_files=list
+    )
     with pytest.raises(OSError, match="start is broken"):
         multi.start(run_name="r", run_dir=tmp_path, params={})
     multi.close("FAILED")
@@ -73,7 +77,7 @@ def test_a_tracker_that_cannot_start_leaves_the_others_closable(tmp_path):
 def test_trouble_of_a_chosen_tracker_is_one_warning_and_the_others_go_on(tmp_path, caplog):
     first, second = Recording("log", "artifact"), Recording()
     chosen = {"mine": first, "other": second}
-    multi = MultiTracker([], chosen, summary=lambda status, rows: None)
+    multi = MultiTracker([], chosen, summary=lambda status, rows: None, last_files=list)
     multi.start(run_name="r", run_dir=tmp_path, params={})
     multi.log(1, {})
     multi.log(2, {})
@@ -87,7 +91,7 @@ def test_trouble_of_a_chosen_tracker_is_one_warning_and_the_others_go_on(tmp_pat
 def test_a_chosen_tracker_that_could_not_start_ends_the_run():
     tracker = Recording()
     tracker.log = lambda step, metrics: raise_(TrackingError("no database"))
-    multi = MultiTracker([], {"mine": tracker}, summary=lambda status, rows: None)
+    multi = MultiTracker([], {"mine": tracker}, summary=lambda status, rows: None, last_files=list)
     with pytest.raises(TrackingError, match="no database"):
         multi.log(0, {})
 
@@ -111,7 +115,6 @@ def test_chrome_trace_has_a_row_for_each_lane(tmp_path):
     timeline = Timeline(tmp_path / "events.jsonl")
     timeline.add("generate", 10.0, 12.5, lane="engine[0]", tokens=7)
     timeline.add("train", 12.5, 13.0)
-    FilesTracker(timeline=timeline).close("FINISHED")
     timeline.export_chrome(tmp_path / "timeline.json")
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["engine[0]", "driver"]
@@ -119,10 +122,40 @@ def test_chrome_trace_has_a_row_for_each_lane(tmp_path):
     assert (generate["ts"], generate["dur"], generate["args"]) == (10e6, 2.5e6, {"tokens": 7})
 
 
+def test_a_line_that_a_killed_driver_did_not_finish_is_left_out(tmp_path):
+    timeline = Timeline(tmp_path / "events.jsonl")
+    timeline.add("train", 1.0, 2.0)
+    with timeline.path.open("a") as file:
+        file.write('{"name": "publi')
+    assert [event["name"] for event in timeline.events()] == ["train"]
+
+
+def test_chosen_trackers_get_the_last_files_before_they_are_closed(tmp_path):
+    tracker, trace = Recording(), tmp_path / "timeline.json"
+    multi = MultiTracker(
+        [], {"mine": tracker}, summary=lambda status, rows: None, last_files=lambda: [trace]
+    )
+    multi.start(run_name="r", run_dir=tmp_path, params={})
+    multi.close("FAILED")
+    assert tracker.calls == ["start", ("artifact", trace), ("close", "FAILED")]
+
+
+def test_last_files_that_cannot_be_written_close_nothing_less(tmp_path):
+    tracker = Recording()
+    broken = lambda: raise_(OSError("disk is full"))  # noqa: E731
+    multi = MultiTracker(
+        [], {"mine": tracker}, summary=lambda status, rows: None, last_files=broken
+    )
+    multi.start(run_name="r", run_dir=tmp_path, params={})
+    with pytest.raises(OSError, match="disk is full"):
+        multi.close("FINISHED")
+    assert tracker.calls[-1] == ("close", "FINISHED")
+
+
 def test_report_names_the_newest_checkpoint_by_number(tmp_path):
     for step in ("step_2", "step_10", "step_9.tmp"):
         (tmp_path / "checkpoints" / step).mkdir(parents=True)
-    tracker = FilesTracker(timeline=Timeline(tmp_path / "events.jsonl"))
+    tracker = FilesTracker()
     tracker.start(run_name="r", run_dir=tmp_path, params={})
     assert tracker.report()["checkpoint"].endswith("step_10")
 

@@ -25,15 +25,18 @@ class FakeRun:
     """Stands for a run of the store; `gate` holds its writes up, `broken` makes them fail."""
 
     run_id = "run-1"
+    driver = "driver-1"
 
     def __init__(self, *, broken=False):
         self.gate = threading.Event()
         self.gate.set()
         self.broken = broken
         self.rows = []
+        self.calls = 0
         self.status = None
 
     def log(self, rows):
+        self.calls += 1
         self.gate.wait(5.0)
         if self.broken:
             raise OSError("disk is full")
@@ -44,7 +47,12 @@ class FakeRun:
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
+def wills():
+    return []
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path, wills):
     """Starts a tracker on a given run, or on an error to raise."""
 
     def start(run, **changes):
@@ -54,7 +62,7 @@ def started(monkeypatch, tmp_path):
             return run
 
         monkeypatch.setattr(mlflow, "open_run", open_run)
-        tracker = MlflowTracker(config(**changes))
+        tracker = MlflowTracker(config(**changes), resume_run_id=None, leave_will=wills.append)
         tracker.start(run_name="r", run_dir=tmp_path, params={})
         return tracker
 
@@ -67,6 +75,31 @@ def test_close_writes_what_is_queued_and_then_the_status(started):
     tracker.log(1, {"a": 1.0})
     tracker.close("KILLED")
     assert (run.rows, run.status) == ([(1, {"a": 1.0})], "KILLED")
+
+
+def test_an_opened_run_leaves_word_how_to_end_it(started, wills, tmp_path):
+    tracker = started(FakeRun())
+    tracker.close("FINISHED")
+    (will,) = wills
+    assert will.function == "rlpost.tracking.mlflow_store.end_lost_run"
+    assert will.arguments == {
+        "tracking_uri": "sqlite:///unused/mlflow.db",
+        "run_id": "run-1",
+        "driver": "driver-1",
+        "run_dir": str(tmp_path),
+    }
+
+
+def test_rows_that_wait_are_written_together_and_in_order(started):
+    run = FakeRun()
+    run.gate.clear()
+    tracker = started(run, max_queued=100)
+    for step in range(5):
+        tracker.log(step, {"a": float(step)})
+    run.gate.set()
+    tracker.close("FINISHED")
+    assert [step for step, _ in run.rows] == list(range(5))
+    assert run.calls <= 2  # the first may have been under way when the others came
 
 
 def test_a_store_that_cannot_be_opened_is_an_error(started, caplog):
@@ -115,6 +148,18 @@ def test_a_stuck_store_does_not_hold_up_the_end_of_the_run(started, caplog):
 def test_address_without_scheme_is_refused():
     with pytest.raises(ValueError, match=r"tracking_uri \('outputs/mlflow.db'\).*sqlite:///"):
         config(tracking_uri="outputs/mlflow.db")
+
+
+def test_a_password_in_an_address_is_refused():
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_PASSWORD") as error:
+        config(tracking_uri="https://me:hunter2@host")
+    assert "hunter2" not in str(error.value)
+
+
+def test_names_and_values_that_are_too_long_are_cut_to_what_mlflow_takes():
+    assert len(mlflow_store.entity_name("x" * 300 + ".lr")) == 250
+    assert mlflow_store.entity_name("reward/own+mine(1)") == "reward/own_mine_1_"
+    assert mlflow_store.cut("x" * 7000, 6000) == "x" * 5997 + "..."
 
 
 def test_params_are_flat_with_dotted_names():
