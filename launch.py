@@ -3,12 +3,14 @@
 Exit codes: 0 finished, 1 the run failed, 2 the configuration is wrong, 130 interrupted.
 """
 
+import sys
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from rlpost.arguments import recipe_in_its_place
 from rlpost.cli import readable_errors
 
 
@@ -32,5 +34,6 @@ def main(node: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
+    sys.argv = recipe_in_its_place(sys.argv)
     with readable_errors():
         main()

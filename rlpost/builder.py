@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rlpost.loops.passes import Pass, plan_passes, teacher_passes
 from rlpost.loops.rollouts import Rollouts
 from rlpost.loops.turns import MOVE_DEADLINE_S, Turns
 from rlpost.plan import RunPlan
+from rlpost.models.small import prepare_small
 from rlpost.prm.credit import CreditConfig
 from rlpost.roles import ServedConfig, engine_roles, served_prm, teacher_roles, trainer_roles
 from rlpost.rollout.worker import RolloutWorker
@@ -32,21 +33,29 @@ from rlpost.trainers.base import RankSpec
 
 def prepare_models(config: RunConfig) -> dict[str, Path]:
     """Role -> folder of its model, downloaded, converted or trained if it is not there yet."""
-    cache_dir = Path(config.output_dir) / "models"
+    prepared = small_or_whole(config)
     folders: list[tuple[Section, Path]] = []
     paths: dict[str, Path] = {}
     teachers = teacher_roles(config)
     for role, parts in (trainer_roles(config) | teachers).items():
         known = [folder for model, folder in folders if model == parts.model]
-        paths[role] = known[0] if known else build(parts.model).prepare(cache_dir)
+        paths[role] = known[0] if known else prepared(parts.model)
         folders.append((parts.model, paths[role]))
     if served := served_prm(config):
         known = [folder for model, folder in folders if model == served.model]
-        paths["prm"] = known[0] if known else build(served.model).prepare(cache_dir)
+        paths["prm"] = known[0] if known else prepared(served.model)
     return paths
 
 
 def check_teachers(config: RunConfig, paths: Mapping[str, Path]) -> None:
+def small_or_whole(config: RunConfig) -> Callable[[Section], Path]:
+    """What makes a model's folder: the model itself, or a small random one of its kind."""
+    cache_dir = Path(config.output_dir) / "models"
+    if config.debug.small_models:
+        return lambda model: prepare_small(build(model), cache_dir)
+    return lambda model: build(model).prepare(cache_dir)  # type: ignore[no-any-return]
+
+
     """What only the models' folders tell. Raises ConfigError."""
     if config.distillation is not None:
         k = getattr(config.distillation.config, "k", None)

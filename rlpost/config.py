@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from rlpost.debug import DebugConfig, limited
 from rlpost.errors import ConfigError
 from rlpost.validation import TARGET, Section, Validator
 from rlpost.wording import join, nearest
@@ -68,6 +69,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.num_epochs is None):
+    debug: DebugConfig
             raise ValueError(
                 f"give exactly one of num_steps ({self.num_steps}) and num_epochs "
                 f"({self.num_epochs}); set the other to null"
@@ -97,7 +99,7 @@ def load(node: DictConfig) -> RunConfig:
     problems = [f"{key}: no value given (???); set it: {key}=..." for key in missing_keys(node)]
     values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
-    named: dict[str, Any] = {str(key): value for key, value in values.items()}
+    named = limited({str(key): value for key, value in values.items()})
     named = {**dict.fromkeys(OPTIONAL_GROUPS), "teachers": {}, "tracking": {}, **named}
     problems += trackers_without_name(named)
     problems += unknown_keys(named)

@@ -28,10 +28,11 @@ ROWS = [
     "composition",
     "config metrics functional",
     "validation",
+    "debug",
     "wording",
     "types",
     "fingerprint",
-    "errors lazy",
+    "errors lazy arguments",
 ]
 ROW = {room: number for number, row in enumerate(ROWS) for room in row.split()}
 # Library -> the folder that alone may import it.

@@ -60,7 +60,10 @@ def small_classifier(folder: Path, cache_dir: Path) -> Path:
     """A small causal model of this project as a classifier of tokens with two labels."""
     settings = read_settings(folder / "config.json")
     (causal,) = settings["architectures"]
-    labels = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
+    labels = {
+        "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+        "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+    }
     kind = causal.replace("ForCausalLM", "ForTokenClassification")
     settings = {**settings, **labels, "architectures": [kind]}
     key = key_of({"settings": settings, "tokenizer": str(folder.resolve())})
@@ -81,7 +84,7 @@ def random_model(folder: Path) -> Any:
     names = config.architectures or []
     kind = getattr(transformers, names[0], None) if names else None
     if kind is None:
-        raise ModelError(f"{folder}/config.json: architectures {names} names no class that is known")
+        raise ModelError(f"{folder}/config.json: architectures {names} names no known class")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return kind(config).to(torch.float32)
