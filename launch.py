@@ -1,4 +1,4 @@
-"""The one entry point: `python launch.py +recipe=grpo_chain plan=true`.
+"""The one entry point: `python launch.py +recipe=grpo_chain plan=true`; with `-m`, a sweep.
 
 Exit codes: 0 finished, 1 the run failed, 2 the configuration is wrong, 130 interrupted.
 """
@@ -12,28 +12,33 @@ from omegaconf import DictConfig
 
 from rlpost.arguments import recipe_in_its_place
 from rlpost.cli import readable_errors
+from rlpost.sweeps.job import as_job, whole_sweep
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(node: DictConfig) -> float | None:
-    """Checks, then prints the plan or runs. The number returned is what a sweep optimises."""
-    with readable_errors():
-        from rlpost.checks import check
-        from rlpost.config import load
-        from rlpost.plan import RunPlan
+    """A run on its own, or a job of a sweep; then the number is what the sweep compares."""
+    return as_job(node, HydraConfig.get(), start)
 
-        config = load(node)
-        check(config)
-        plan = RunPlan.of(config)
+
+def start(node: DictConfig, run_dir: Path, in_sweep: bool) -> float | None:
+    """Checks, then prints the plan or runs."""
+    from rlpost.checks import check
+    from rlpost.config import load
+    from rlpost.plan import RunPlan
+
+    config = load(node)
+    check(config, compared=in_sweep)
+    plan = RunPlan.of(config)
+    if config.plan:
         plan.print()
-        if config.plan:
-            return None
-        from rlpost.run import run
+        return None
+    from rlpost.job import take_part
 
-        return run(config, plan=plan, run_dir=Path(HydraConfig.get().runtime.output_dir))
+    return take_part(config, plan=plan, run_dir=run_dir, compared=in_sweep)
 
 
 if __name__ == "__main__":
     sys.argv = recipe_in_its_place(sys.argv)
-    with readable_errors():
+    with readable_errors(), whole_sweep():
         main()

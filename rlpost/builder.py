@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlpost.cluster.local import free_port, node_address
+from rlpost.cluster.signals import StopRequest
 from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
 from rlpost.config import RoleConfig, RunConfig, Section, build
 from rlpost.data.disjoint import shared_prompts
@@ -17,12 +17,13 @@ from rlpost.data.ledger import Ledger
 from rlpost.distillation.base import Distillation
 from rlpost.distillation.context import TeacherContext
 from rlpost.distillation.vocabulary import check_vocabularies
+from rlpost.errors import StoppedError
 from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
 from rlpost.loops.passes import Pass, plan_passes, teacher_passes
 from rlpost.loops.rollouts import Rollouts
 from rlpost.loops.turns import MOVE_DEADLINE_S, Turns
-from rlpost.plan import RunPlan
 from rlpost.models.small import prepare_small
+from rlpost.plan import RunPlan
 from rlpost.prm.credit import CreditConfig
 from rlpost.roles import ServedConfig, engine_roles, served_prm, teacher_roles, trainer_roles
 from rlpost.rollout.worker import RolloutWorker
@@ -47,7 +48,6 @@ def prepare_models(config: RunConfig) -> dict[str, Path]:
     return paths
 
 
-def check_teachers(config: RunConfig, paths: Mapping[str, Path]) -> None:
 def small_or_whole(config: RunConfig) -> Callable[[Section], Path]:
     """What makes a model's folder: the model itself, or a small random one of its kind."""
     cache_dir = Path(config.output_dir) / "models"
@@ -56,6 +56,7 @@ def small_or_whole(config: RunConfig) -> Callable[[Section], Path]:
     return lambda model: build(model).prepare(cache_dir)  # type: ignore[no-any-return]
 
 
+def check_teachers(config: RunConfig, paths: Mapping[str, Path]) -> None:
     """What only the models' folders tell. Raises ConfigError."""
     if config.distillation is not None:
         k = getattr(config.distillation.config, "k", None)
@@ -88,6 +89,7 @@ class Builder:
     cluster: Any
     recorder: Recorder
     tracker: MultiTracker
+    stop: StopRequest
 
     @property
     def start_deadline_s(self) -> float:
@@ -102,6 +104,9 @@ class Builder:
             if self.config.resume_from is not None:
                 await driver.resume(Path(self.config.resume_from))
             await build(self.config.loop).run(driver)
+        if driver.leaving:
+            saved = driver.last_checkpoint or "nothing new to save"
+            raise StoppedError(f"asked to stop at step {driver.step}: {saved}")
         return None
 
     async def build_driver(self, prm_engines: list[Worker]) -> Driver:
@@ -139,6 +144,7 @@ class Builder:
             drop_constant=algorithm.dynamic_sampling,
             credit=step_credit(config),
             turns=self.turns(engines, roles),
+            stop=self.stop,
         )
 
     def turns(self, engines: list[Worker], roles: Mapping[str, Role]) -> Turns | None:
@@ -202,10 +208,9 @@ class Builder:
     async def start_role(self, role: str, parts: RoleConfig) -> Role:
         section, trainer = parts.trainer, parts.trainer.config
         workers = self.spawn(role)
-        port = free_port()
+        address, port = await workers[0].rendezvous(self.start_deadline_s)
         specs = [
-            RankSpec(role, rank, trainer.world_size, node_address(), port)
-            for rank in range(len(workers))
+            RankSpec(role, rank, trainer.world_size, address, port) for rank in range(len(workers))
         ]
         await gather(
             worker.create(

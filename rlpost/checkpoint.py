@@ -83,9 +83,13 @@ class Checkpointer:
         return saved_state(folder)
 
     def _prune(self) -> None:
-        complete = sorted(path.parent for path in self.directory.glob(f"step_*/{MANIFEST}"))
-        for folder in complete[: -self.config.keep_last]:
+        for folder in complete(self.directory)[: -self.config.keep_last]:
             shutil.rmtree(folder)
+
+
+def complete(directory: Path) -> list[Path]:
+    """The checkpoints below a run's `checkpoints` folder, oldest first."""
+    return sorted(path.parent for path in directory.glob(f"step_*/{MANIFEST}"))
 
 
 def saved_state(folder: Path) -> dict[str, Any]:
@@ -129,8 +133,7 @@ def require_complete(folder: Path) -> None:
 
 
 def _older(folder: Path) -> str:
-    others = sorted(path.parent for path in folder.parent.glob(f"step_*/{MANIFEST}"))
-    others = [path for path in others if path.name < folder.name]
+    others = [path for path in complete(folder.parent) if path.name < folder.name]
     return f"; the previous complete one is {others[-1]}" if others else ""
 
 

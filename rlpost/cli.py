@@ -11,7 +11,7 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from rlpost.errors import ConfigError, RlpostError
+from rlpost.errors import ConfigError, RlpostError, StoppedError
 
 # Hydra otherwise prints errors its own way and exits with 1 before they can be explained.
 os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -37,6 +37,8 @@ def readable_errors() -> Iterator[None]:
         if "Config group override" not in str(error):
             raise
         leave("command line: write ~group, not group=null, to switch a group off", 2)
+    except StoppedError as error:
+        leave(str(error), 130)
     except RlpostError as error:
         leave(f"{type(error).__name__}: {error}", 1)
     except KeyboardInterrupt:

@@ -61,3 +61,7 @@ class DeadlineError(RlpostError):
 
 class WorkerDiedError(RlpostError):
     """A worker process ended before it answered; the message names role and rank."""
+
+
+class StoppedError(RlpostError):
+    """A scheduler's warning was heeded: the run has saved and left before its last step."""

@@ -14,21 +14,38 @@ from rich.console import Console
 
 from rlpost.builder import Builder, check_teachers, placements, prepare_models
 from rlpost.checkpoint import saved_state
+from rlpost.cluster.base import RayCluster
+from rlpost.cluster.signals import StopRequest
 from rlpost.config import RunConfig, build
+from rlpost.errors import StoppedError
+from rlpost.objective import objective_of
 from rlpost.plan import RunPlan
 from rlpost.tracking.base import ChosenTracker, RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
 from rlpost.tracking.environment import write_environment
 from rlpost.tracking.files import FilesTracker
 from rlpost.tracking.guard import Guard
+from rlpost.tracking.history import HistoryTracker
 from rlpost.tracking.last_files import last_files_will, write_last_files
 from rlpost.tracking.multi import MultiTracker
 from rlpost.tracking.recorder import Recorder
 from rlpost.tracking.timeline import Timeline
 
 
-def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
+def run(
+    config: RunConfig,
+    *,
+    plan: RunPlan,
+    run_dir: Path,
+    compared: bool,
+    cluster: RayCluster,
+    stop: StopRequest,
+) -> float | None:
     """Runs to the end. Raises RlpostError on failure, KeyboardInterrupt when asked to stop.
+
+    `stop` asks to save after the step at hand and to leave, which raises StoppedError.
+
+    Returns the value of `objective` if the run is `compared` with others, as a sweep's job is.
 
     Whatever happens, workers end and trackers close with the true status.
     """
@@ -36,7 +53,13 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
     timeline = Timeline(run_dir / "events.jsonl", on_start=console.phase)
     files = FilesTracker()
     guard = Guard(run_dir / "logs" / "guard.log")
-    tracker = MultiTracker([files, console], chosen_trackers(config, guard), summary=console.summary, last_files=partial(write_last_files, run_dir))
+    history = HistoryTracker()
+    tracker = MultiTracker(
+        [files, console, history],
+        chosen_trackers(config, guard),
+        summary=console.summary,
+        last_files=partial(write_last_files, run_dir),
+    )
     with guard, closing(tracker), stoppable():
         guard.add(last_files_will(run_dir))
         tracker.start(run_name=config.run_name, run_dir=run_dir, params=config.plain())
@@ -46,12 +69,13 @@ def run(config: RunConfig, *, plan: RunPlan, run_dir: Path) -> float | None:
         with recorder.span("prepare_model"):
             model_paths = prepare_models(config)
             check_teachers(config, model_paths)
-        cluster = build(config.cluster, log_dir=run_dir / "logs")
-        cluster.check_fits(placements(config))
-        with cluster.running():
-            builder = Builder(config, plan, run_dir, model_paths, cluster, recorder, tracker)
-            objective: float | None = asyncio.run(builder.run())
-            return objective
+        demands = placements(config)
+        cluster.check_fits(demands)
+        with cluster.running(demands):
+            builder = Builder(config, plan, run_dir, model_paths, cluster, recorder, tracker, stop)
+            asyncio.run(builder.run())
+        objective = config.objective if compared else None
+        return None if objective is None else objective_of(objective, history.values)
 
 
 def chosen_trackers(config: RunConfig, guard: Guard) -> dict[str, ChosenTracker]:
@@ -94,7 +118,7 @@ def closing(tracker: Tracker) -> Iterator[None]:
     try:
         yield
         status = "FINISHED"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StoppedError):
         status = "KILLED"
         raise
     finally:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlpost.cluster.workers import Placement
 
+NODE_LABEL = "ray.io/node-id"  # Ray gives it to every node
 ROUNDING = 1e-6  # shares such as 0.7 + 0.2 + 0.1 make one GPU
 
 
@@ -20,13 +21,14 @@ class SharedGpus:
     def __init__(self) -> None:
         self._bundles: dict[int, Any] = {}
 
-    def options(self, rank: int, num_gpus: float) -> dict[str, Any]:
+    def options(self, rank: int, num_gpus: float, node_id: str | None) -> dict[str, Any]:
         """Of a Ray actor. It counts as no CPU: the bundle has none to give."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         if rank not in self._bundles:
-            self._bundles[rank] = placement_group([{"GPU": 1}])
+            on_node = None if node_id is None else [{NODE_LABEL: node_id}]
+            self._bundles[rank] = placement_group([{"GPU": 1}], bundle_label_selector=on_node)
         strategy = PlacementGroupSchedulingStrategy(self._bundles[rank], 0)
         return {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": strategy}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import socket
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,16 +20,41 @@ class Host:
     coroutines run on the event loop. Either way the process still answers `pid`.
     """
 
-    def __init__(self, *, env: Mapping[str, str], cores: Sequence[int], log_path: str) -> None:
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, str],
+        cores: Sequence[int],
+        log_path: str,
+        folder: str,
+        import_paths: Sequence[str],
+    ) -> None:
+        os.chdir(folder)  # relative paths mean what they mean in the driver, on every node
+        sys.path += [path for path in import_paths if path not in sys.path]
         os.environ.update(env)
         if cores:
             os.sched_setaffinity(0, cores)
         _redirect_output(Path(log_path))
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._object: Any = None
+        self._reserved: socket.socket | None = None
 
     async def pid(self) -> int:
         return os.getpid()
+
+    async def rendezvous(self) -> tuple[str, int]:
+        """Address of this node, and a port there that stays free for this process.
+
+        The port is bound but nobody listens: others are not given it, and a process group's store
+        can still take it, as both allow the address to be used again.
+        """
+        import ray
+
+        address = str(ray.util.get_node_ip_address())
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((address, 0))
+        return address, int(self._reserved.getsockname()[1])
 
     async def create(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()

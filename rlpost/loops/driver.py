@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlpost.cluster.signals import StopRequest
 from rlpost.cluster.workers import gather
 from rlpost.loops import report
 from rlpost.loops.batches import Batch, drop_reason, view_for
@@ -91,6 +92,8 @@ class Driver:
     policy_version: int = 0
     resumed: bool = False
     last_checkpoint: Path | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+    leaving: bool = False  # before the last step, as the stop request asks
     _writing: asyncio.Task[None] | None = None
 
     @property
@@ -223,10 +226,13 @@ class Driver:
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.schedule.num_steps
+        return self.leaving or self.step >= self.schedule.num_steps
 
     async def start(self) -> None:
         """Gives the engines the actor's weights, compared in full, and evaluates a fresh run."""
+        if self.stop.came:
+            self.leaving = True
+            return
         await self.publish(full=True)
         if not self.resumed:
             await self.eval_if_due()
@@ -235,12 +241,15 @@ class Driver:
     async def finish_step(
         self, batch: Batch, metrics: dict[str, float], *, staleness: float
     ) -> None:
-        """Records the step, saves and evaluates if due."""
+        """Records the step, saves and evaluates if due. When asked to stop, saves and leaves."""
         self.record(batch, metrics, staleness=staleness)
         await self.write_samples(batch)
-        await self.save_if_due()
-        await self.eval_if_due()
+        leaving = self.stop.came and self.step < self.schedule.num_steps
+        await self.save_if_due(leaving=leaving)
+        if not leaving:
+            await self.eval_if_due()
         self.recorder.flush(self.step)
+        self.leaving = leaving
 
     # -- publish, save, eval -----------------------------------------------------------------
 
@@ -270,8 +279,8 @@ class Driver:
             )
         self.recorder.add({f"time/weight_sync/{name}_s": value for name, value in timings.items()})
 
-    async def save_if_due(self) -> None:
-        if not self.checkpointer.due(
+    async def save_if_due(self, *, leaving: bool = False) -> None:
+        if not leaving and not self.checkpointer.due(
             self.step,
             epoch_end=self.schedule.is_epoch_end(self.step),
             last=self.schedule.is_last(self.step),

@@ -1,0 +1,68 @@
+"""What one process of a run does: it leads the run, or lends its node to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from rlpost.checkpoint import complete, saved_state
+from rlpost.cluster.signals import heeding_warnings
+from rlpost.cluster.slurm_job import was_requeued
+from rlpost.config import RunConfig, build
+from rlpost.errors import StoppedError
+from rlpost.plan import RunPlan
+from rlpost.run import run
+
+
+def take_part(config: RunConfig, *, plan: RunPlan, run_dir: Path, compared: bool) -> float | None:
+    """Runs to the end, or lends this node until the run has ended.
+
+    A run that heeded a scheduler's warning is queued again after it has left, and raises
+    StoppedError.
+    """
+    cluster = build(config.cluster, log_dir=run_dir / "logs")
+    with heeding_warnings() as stop:
+        if not cluster.leads:
+            cluster.lend()
+            return None
+        plan.print()
+        try:
+            with cluster.leading():
+                return run(
+                    going_on(config, run_dir),
+                    plan=plan,
+                    run_dir=run_dir,
+                    compared=compared,
+                    cluster=cluster,
+                    stop=stop,
+                )
+        except StoppedError as error:
+            stopped = error
+    stop.pass_on(cluster.requeue)
+    raise stopped
+
+
+def going_on(config: RunConfig, run_dir: Path) -> RunConfig:
+    """A run whose own folder holds a complete checkpoint goes on from the newest one.
+
+    An explicit `resume_from` wins, until the job is queued again.
+    """
+    own = complete(run_dir / "checkpoints")
+    if not own or (config.resume_from is not None and not was_requeued(os.environ)):
+        return config
+    print(f"going on from {own[-1]}, which this run's own folder holds", flush=True)
+    forget_after(run_dir / "metrics.jsonl", int(saved_state(own[-1])["step"]))
+    return replace(config, resume_from=str(own[-1]))
+
+
+def forget_after(metrics: Path, step: int) -> None:
+    """Takes out the rows of steps that were not saved and come again."""
+    if not metrics.exists():
+        return
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
+    draft = metrics.with_name(f".{metrics.name}")
+    draft.write_text("".join(kept))
+    os.replace(draft, metrics)
