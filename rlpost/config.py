@@ -66,10 +66,10 @@ class RunConfig:
     teachers: dict[str, RoleConfig]
     distillation: Section | None
     prm: Section | None
+    debug: DebugConfig
 
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.num_epochs is None):
-    debug: DebugConfig
             raise ValueError(
                 f"give exactly one of num_steps ({self.num_steps}) and num_epochs "
                 f"({self.num_epochs}); set the other to null"

@@ -15,7 +15,6 @@ ROWS = [
     "launch config_reference",
     "cli",
     "overrides",
-    "job",
     "run",
     "builder",
     "plan checks",
