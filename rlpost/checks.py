@@ -16,9 +16,10 @@ from rlpost.models.hugging_face import looks_local
 from rlpost.roles import served_prm, trainer_roles
 
 
-def check(config: RunConfig) -> None:
-    """Raises ConfigError with every rule that is broken."""
-    problems = [line for rule in RULES for line in rule(config)]
+def check(config: RunConfig, *, compared: bool = False) -> None:
+    """Raises ConfigError with every rule that is broken. `compared`: the run is a sweep's job."""
+    rules = (*RULES, objective_is_reported) if compared else RULES
+    problems = [line for rule in rules for line in rule(config)]
     if problems:
         raise ConfigError(problems)
 
@@ -170,6 +171,17 @@ def folders_exist(config: RunConfig) -> Iterator[str]:
     resume = config.resume_from
     if resume is not None and not Path(resume).is_dir():
         yield f"resume_from: there is no folder {resume!r} (looked in {Path.cwd()})"
+
+
+def objective_is_reported(config: RunConfig) -> Iterator[str]:
+    """What is known before the run; whether the metric is there shows at its end."""
+    objective = config.objective
+    if objective and objective.metric.startswith("eval/") and config.eval is None:
+        yield (
+            f"objective.metric ({objective.metric}): there is no eval; choose an eval option, or "
+            "compare by another metric, such as objective.metric=train/loss "
+            "objective.direction=minimize, or by none (objective=null)"
+        )
 
 
 def sections_agree(config: RunConfig) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rlpost.debug import DebugConfig, limited
 from rlpost.errors import ConfigError
+from rlpost.objective import ObjectiveConfig
 from rlpost.validation import TARGET, Section, Validator
 from rlpost.wording import join, nearest
 
@@ -48,6 +49,8 @@ class RunConfig:
     output_dir: str
     resume_from: str | None
     plan: bool
+    objective: ObjectiveConfig | None
+    stop_sweep_on_failure: bool
     trusted_prefixes: list[str]
     model: Section
     data: Section
@@ -89,7 +92,7 @@ class RunConfig:
 RUN_KEYS = tuple(field.name for field in fields(RunConfig))
 OPTIONAL_SECTIONS = ("reward", "engine", "weight_sync", "eval", "distillation", "prm")
 OPTIONAL_GROUPS = (*OPTIONAL_SECTIONS, "critic")
-ADDED_GROUPS = ("recipe",)  # chosen with `+group=option`; leave no key of their own
+ADDED_GROUPS = ("recipe", "sweep")  # chosen with `group=option`; leave no key of their own
 
 
 def load(node: DictConfig) -> RunConfig:
@@ -111,6 +114,30 @@ def load(node: DictConfig) -> RunConfig:
     if problems:
         raise ConfigError(problems)
     return config  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """What a sweep needs before its jobs, each with a configuration of its own, are composed."""
+
+    run_name: Name
+    plan: bool
+    objective: ObjectiveConfig | None
+    tracking: dict[str, Section]
+
+
+def load_sweep(node: DictConfig) -> SweepConfig:
+    """Reads only these keys: others may have no value but in the jobs. Raises ConfigError."""
+    named = {"tracking": {}} | {
+        field.name: plain_value(node[field.name])
+        for field in fields(SweepConfig)
+        if field.name in node
+    }
+    validator = Validator(strings(plain_value(node.trusted_prefixes)))
+    settings = validator.validate(SweepConfig, named)
+    if validator.problems:
+        raise ConfigError(validator.problems)
+    return settings  # type: ignore[no-any-return]
 
 
 def keys_of_groups_that_are_off(named: dict[str, Any]) -> list[str]:
@@ -139,6 +166,10 @@ def trackers_without_name(named: dict[str, Any]) -> list[str]:
         f"tracking: {node[TARGET]} stands beside the trackers' names; begin its file with "
         "'# @package tracking.<name>'"
     ]
+
+
+def plain_value(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def strings(value: Any) -> list[str]:

@@ -97,7 +97,7 @@ def reference(conf: Path = CONF) -> str:
     lines = [HEAD, "## Shared keys", "", *section(conf / "config.yaml")]
     for folder in sorted(path for path in conf.iterdir() if path.is_dir()):
         files = sorted(folder.glob("*.yaml"))
-        if folder.name in ("recipe", "hydra") or not files:
+        if folder.name in ("recipe", "sweep", "hydra") or not files:
             continue
         lines += [f"## `{folder.name}`", ""]
         for file in files:

@@ -13,8 +13,10 @@ REPOSITORY = Path(__file__).parent.parent
 # contract (`base`) of a neighbour in its row.
 ROWS = [
     "launch config_reference",
+    "sweeps",
     "cli",
     "overrides",
+    "job",
     "run",
     "builder",
     "plan checks",
@@ -28,7 +30,7 @@ ROWS = [
     "composition",
     "config metrics functional",
     "debug",
-    "validation",
+    "validation objective",
     "wording",
     "types",
     "fingerprint",
@@ -40,7 +42,8 @@ ADAPTERS = {
     "ray": "rlpost/cluster",
     "vllm": "rlpost/engines",
     "megatron": "rlpost/trainers/megatron",
-    "omegaconf": "rlpost/config.py rlpost/composition.py rlpost/cli.py launch.py",
+    "omegaconf": "rlpost/config.py rlpost/composition.py rlpost/cli.py "
+    "rlpost/sweeps/callback.py launch.py",
     "mlflow": "rlpost/tracking",
 }
 FILES = [REPOSITORY / "launch.py", *sorted((REPOSITORY / "rlpost").rglob("*.py"))]

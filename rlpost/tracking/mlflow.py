@@ -13,7 +13,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from rlpost.tracking.background import BackgroundTracker
 from rlpost.tracking.guard import Will
 from rlpost.tracking.mlflow_store import MlflowRun, lost_run_will, open_run
+from rlpost.tracking.sweep_file import parent_run
 
+MLFLOW_PARENT = "mlflow.parentRunId"
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -84,12 +86,14 @@ class MlflowTracker(BackgroundTracker):
         }
 
     def _open(self, run_name: str, run_dir: Path, params: Mapping[str, Any]) -> MlflowRun:
+        parent = parent_run(run_dir, self.config.tracking_uri)
+        child = {} if parent is None else {MLFLOW_PARENT: parent}
         self._run = open_run(
             tracking_uri=self.config.tracking_uri,
             artifact_dir=self.config.artifact_dir,
             experiment=self.config.experiment,
-            run_name=run_name,
-            tags={"run_dir": str(run_dir)},
+            run_name=f"{run_name} {run_dir.name}" if child else run_name,
+            tags={"run_dir": str(run_dir), **child},
             params=params,
             resume_run_id=self._resume_run_id,
         )

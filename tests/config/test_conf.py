@@ -22,7 +22,7 @@ from rlpost.wording import MISSING
 FILES = sorted(CONF.rglob("*.yaml"))
 RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
 # Those of hydra are Hydra's; the others set keys of the whole run.
-NO_SECTIONS = ("conf", "hydra", "recipe", "debug")
+NO_SECTIONS = ("conf", "hydra", "recipe", "sweep", "debug")
 OPTIONS = [file for file in FILES if file.parent.name not in NO_SECTIONS]
 ROLE_GROUPS = ("critic",)  # {model, trainer} in place of one class
 NAMED_ROLES = {"teacher": "teachers"}  # group -> key that holds {name: {model, trainer}}
@@ -47,7 +47,8 @@ def lines_without_comment(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", FILES, ids=named)
 def test_every_key_has_a_comment_above(file: Path) -> None:
-    if file.parent.name != "recipe":  # a recipe only sets keys that are explained elsewhere
+    # A recipe or a sweep only sets keys that are explained elsewhere.
+    if file.parent.name not in ("recipe", "sweep"):
         assert list(lines_without_comment(file)) == []
 
 

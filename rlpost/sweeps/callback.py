@@ -1,0 +1,102 @@
+"""Hydra's hook at the start of a sweep, in the process that leads it."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from rlpost.cli import readable_errors
+from rlpost.errors import ConfigError
+
+
+class SweepCallback(Callback):
+    """Has no state: a launcher may send it to the jobs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        with readable_errors(), not_only_a_warning():
+            HydraConfig.instance().set_config(config)  # `${hydra:...}` is looked up there
+            begin(config)
+
+
+@contextlib.contextmanager
+def not_only_a_warning() -> Iterator[None]:
+    """Hydra prints a hook's exception as a warning and goes on; a fault here ends the sweep."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ConfigError):
+            raise
+        traceback.print_exc()
+        raise SystemExit(1) from error
+
+
+def begin(config: DictConfig) -> None:
+    from rlpost.config import build, load_sweep
+    from rlpost.sweeps import session
+    from rlpost.tracking.mlflow import MlflowTracker
+
+    with read_write(config.hydra), open_dict(config.hydra):
+        folder = pin_folder(config)
+        settings = load_sweep(config)
+        direction = settings.objective.direction if settings.objective else "maximize"
+        adapt_optuna(config, direction)
+    sections = [] if settings.plan else settings.tracking.values()
+    trackers = [build(item) for item in sections if issubclass(item.target, MlflowTracker)]
+    sweep = session.Sweep(folder, settings.objective, trackers)
+    session.lead(sweep)
+    sweep.begin(f"{settings.run_name} sweep", params(config))
+
+
+def pin_folder(config: DictConfig) -> Path:
+    """The same for all jobs, though their own `run_name` and clock would give other ones."""
+    folder = Path(config.hydra.sweep.dir).absolute()
+    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{text}'")
+    config.hydra.sweep.dir = str(folder)
+    return folder
+
+
+def params(config: DictConfig) -> dict[str, Any]:
+    """What the sweep was asked for."""
+    sweeper = OmegaConf.to_container(config.hydra.sweeper, resolve=True)
+    return {
+        "overrides": {
+            text.partition("=")[0]: text.partition("=")[2] for text in config.hydra.overrides.task
+        },
+        "objective": OmegaConf.to_container(config, resolve=False)["objective"],  # type: ignore
+        "sweeper": sweeper,
+    }
+
+
+def adapt_optuna(config: DictConfig, direction: str) -> None:
+    """Optuna wants what `objective` says. Raises ConfigError if it is told something else."""
+    sweeper = config.hydra.sweeper
+    if not str(sweeper.get("_target_")).endswith(".OptunaSweeper"):
+        return
+    given = {text.partition("=")[0]: text for text in config.hydra.overrides.hydra}
+    problems = [
+        f"{given[key]}: {reason}"
+        for key, reason in {
+            "hydra.sweeper.direction": "set objective.direction, which Optuna is given",
+            "hydra.sweeper.max_failure_rate": "set stop_sweep_on_failure=true, or leave it out",
+        }.items()
+        if key in given
+    ]
+    if sweeper.storage is not None:
+        problems.append(
+            f"hydra.sweeper.storage ({sweeper.storage}): Optuna 2 can't keep a study in a "
+            "data base with SQLAlchemy 2; leave it null, the result is in optimization_results.yaml"
+        )
+    if config.objective is None:
+        problems.append("objective: null, but Optuna needs a number; set objective.metric")
+    if problems:
+        raise ConfigError(problems)
+    sweeper.direction = direction
+    sweeper.max_failure_rate = 1.0

@@ -1,0 +1,126 @@
+"""A sweep as its leading process sees it: from Hydra's start of it to the table at the end.
+
+Hydra has no hook for a sweep that is interrupted or fails, so `whole_sweep` stands around all of
+Hydra and ends what Hydra's start hook began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlpost.objective import ObjectiveConfig
+from rlpost.sweeps import summary
+from rlpost.sweeps.record import JobRecord, read_all
+from rlpost.tracking import sweep_file
+from rlpost.tracking.base import RunStatus
+from rlpost.tracking.mlflow import MlflowTracker
+
+NO_TRIAL = "No trials are completed yet"  # Optuna, when it is asked for the best of none
+KEPT = ("summary.csv", "summary.md", "multirun.yaml", "optimization_results.yaml")
+
+
+class Sweep:
+    """`trackers` hold one run each for the whole sweep; the jobs' runs are its children."""
+
+    def __init__(
+        self, folder: Path, objective: ObjectiveConfig | None, trackers: list[MlflowTracker]
+    ) -> None:
+        self.folder = folder
+        self._objective = objective
+        self._trackers = trackers
+
+    def begin(self, run_name: str, params: Mapping[str, Any]) -> None:
+        """Raises TrackingError if a tracker can't be reached: no job could be either."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for tracker in self._trackers:
+            tracker.start(run_name=run_name, run_dir=self.folder, params=params)
+        runs = {item.config.tracking_uri: str(item.run_id) for item in self._trackers}
+        sweep_file.write(self.folder, runs)
+
+    def end(self, status: RunStatus) -> bool:
+        """Prints and keeps the summary, closes the trackers. Whether every job ended well."""
+        records = self.records(status)
+        failed = any(record.status == "FAILED" for record in records)
+        if records:
+            self._summarise(records)
+        for tracker in self._trackers:
+            self._report(tracker, records)
+            tracker.close("FAILED" if failed and status == "FINISHED" else status)
+        return not failed
+
+    def records(self, status: RunStatus) -> list[JobRecord]:
+        """Best first. A job of a finished sweep that never wrote its end has lost its process."""
+        records = read_all(self.folder)
+        if status == "FINISHED":
+            records = [lost(record) if record.status == "RUNNING" else record for record in records]
+        return summary.ranked(records, self._objective.direction if self._objective else "maximize")
+
+    def _summarise(self, records: list[JobRecord]) -> None:
+        from rich.console import Console
+
+        title = summary.heading(self._objective, len(records))
+        (self.folder / "summary.csv").write_text(summary.csv_text(records))
+        (self.folder / "summary.md").write_text(summary.markdown(records, title))
+        console = Console(highlight=False, soft_wrap=True)
+        console.print()
+        for item in summary.shared_overrides(records):
+            console.print(f"for all jobs: {item}", markup=False)
+        Console(highlight=False).print(summary.table(records, title))
+        place = str(self.folder).replace(f"{Path.cwd()}/", "")
+        console.print(f"summary: {place}/summary.md, summary.csv", markup=False)
+
+    def _report(self, tracker: MlflowTracker, records: list[JobRecord]) -> None:
+        values = [record.objective for record in records if record.objective is not None]
+        failed = sum(record.status == "FAILED" for record in records)
+        best = {"sweep/objective/best": values[0]} if values else {}
+        tracker.log(0, {"sweep/jobs": len(records), "sweep/jobs/failed": failed, **best})
+        for name in KEPT:
+            if (self.folder / name).is_file():
+                tracker.artifact(self.folder / name)
+
+
+def lost(record: JobRecord) -> JobRecord:
+    return replace(record, status="FAILED", reason="its process ended without a word")
+
+
+_current: Sweep | None = None
+
+
+def lead(sweep: Sweep) -> None:
+    """Makes `sweep` the one that `whole_sweep` ends."""
+    global _current
+    assert _current is None, "a process leads one sweep"
+    _current = sweep
+
+
+def led_here() -> bool:
+    """Whether this process leads the sweep, rather than running a job for another one."""
+    return _current is not None
+
+
+@contextlib.contextmanager
+def whole_sweep() -> Iterator[None]:
+    """Ends the sweep that was begun inside, if any, however it goes. Exits 1 if a job failed."""
+    global _current
+    status: RunStatus = "FAILED"
+    well = True
+    try:
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    except ValueError as error:
+        if not led_here() or NO_TRIAL not in str(error):
+            raise
+        status = "FINISHED"  # every trial failed: the summary says how
+    finally:
+        if _current is not None:
+            well = _current.end(status)
+            _current = None
+    if not well:
+        raise SystemExit(1)
