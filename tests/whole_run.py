@@ -111,6 +111,11 @@ class WholeRun:
         return self._paths["err"].read_text()
 
     @property
+    def mark(self) -> str:
+        """What the run is called, in its folder, its processes and its configuration."""
+        return self._mark
+
+    @property
     def run_dir(self) -> Path:
         """The run's own folder."""
         (found,) = (self.output_dir / self._mark).iterdir()
