@@ -16,7 +16,7 @@ from hydra.types import RunMode
 
 from rlpost.cli import readable_errors
 from rlpost.cluster.slurm_job import lends_its_node
-from rlpost.errors import RlpostError
+from rlpost.errors import RlpostError, StoppedError
 from rlpost.sweeps import record, session
 from rlpost.sweeps.record import JobRecord, JobStatus
 
@@ -79,6 +79,10 @@ class Job:
         except KeyboardInterrupt:
             status, reason = "KILLED", "interrupted"
             raise
+        except StoppedError as error:
+            status, reason = "KILLED", str(error)
+            if session.led_here():
+                raise KeyboardInterrupt from error  # the warning was to the whole sweep
         except Exception as error:
             reason = told(error)
             self.fail(error, reason)

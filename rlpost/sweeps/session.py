@@ -44,13 +44,15 @@ class Sweep:
     def end(self, status: RunStatus) -> bool:
         """Prints and keeps the summary, closes the trackers. Whether every job ended well."""
         records = self.records(status)
-        failed = any(record.status == "FAILED" for record in records)
+        bad = {record.status for record in records} & {"FAILED", "KILLED"}
         if records:
             self._summarise(records)
+        if bad and status == "FINISHED":
+            status = "FAILED" if "FAILED" in bad else "KILLED"
         for tracker in self._trackers:
             self._report(tracker, records)
-            tracker.close("FAILED" if failed and status == "FINISHED" else status)
-        return not failed
+            tracker.close(status)
+        return not bad
 
     def records(self, status: RunStatus) -> list[JobRecord]:
         """Best first. A job of a finished sweep that never wrote its end has lost its process."""
