@@ -29,7 +29,7 @@ class StepScores:
 
 
 class ProcessRewards:
-    """Built from the `prm` section. `engines` are its own; without any, the policy's judge."""
+    """Built from the `prm` section. `engines` are those it asks, if it asks any."""
 
     def __init__(
         self,
@@ -38,7 +38,6 @@ class ProcessRewards:
         tokenizer: Tokenizer,
         scorer_tokenizer: Tokenizer,
         engines: Sequence[Worker],
-        policy_engines: Sequence[Worker],
         seed: int,
     ) -> None:
         """Raises ConfigError for a separator that the vocabulary does not have."""
@@ -48,7 +47,7 @@ class ProcessRewards:
         self._separator_ids = separator_ids(self._config.steps.separator, tokenizer)
         self._judges: EnginePool | None = None
         self._classifiers: ClassifierPool | None = None
-        self._connect(list(engines) or list(policy_engines))
+        self._connect(engines)
         services = Services(
             tokenizer=tokenizer,
             scorer_tokenizer=scorer_tokenizer,

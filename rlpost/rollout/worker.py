@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlpost.cluster import store
-from rlpost.cluster.workers import Worker, gather
+from rlpost.cluster.workers import Worker
 from rlpost.distillation.context import TeacherContext
 from rlpost.errors import ConfigError, EngineError
-from rlpost.rewards.base import RewardInputs
 from rlpost.rewards.budget import FailureBudget
-from rlpost.rewards.reward_set import RewardSet, Score
 from rlpost.rollout.base import Rollout, RolloutConfig, Strategy, Tokenizer
 from rlpost.rollout.blocks import (
     GroupText,
@@ -30,9 +28,9 @@ from rlpost.rollout.blocks import (
 )
 from rlpost.rollout.encoding import decode_response, encode_prompt, load_tokenizer
 from rlpost.rollout.engine_pool import EnginePool, Ticket
-from rlpost.rollout.process_rewards import ProcessRewards, StepScores
 from rlpost.rollout.requests import Record, group_failure, group_requests, unanswered
 from rlpost.rollout.samples import write_samples
+from rlpost.rollout.scoring import PrmParts, Scoring
 from rlpost.types import BlockRef, Generation, GroupHandle, Prompt, Sampling
 from rlpost.validation import Section
 
@@ -78,7 +76,6 @@ class RolloutWorker:
         self._config: RolloutConfig = rollout.config
         self._strategy: Strategy = rollout.target(rollout.config)
         self._sampling = self._strategy.sampling(group_size)
-        self._rewards: RewardSet | None = None if reward is None else reward.target(reward.config)
         self._model_path = model_path
         self._group_size = group_size
         self._seed = seed
@@ -87,32 +84,17 @@ class RolloutWorker:
         self._tokenizer: Tokenizer = None
         self._engines, self._budget = self._engine_pool(engines)
         self._teacher = teacher
-        self._prm = prm
-        self._prm_engines = tuple(prm_engines)
+        asked = tuple(prm_engines) or tuple(engines)
+        self._scoring = Scoring(reward, None if prm is None else PrmParts(prm, asked, seed))
         self._prm_model_path = prm_model_path
-        self._policy_engines = tuple(engines)
-        self._process_rewards: ProcessRewards | None = None
 
     async def start(self) -> None:
         """Loads the tokenizer and starts the reward processes. Raises BudgetError for those,
         ConfigError for a prm that does not fit the tokenizer."""
-        self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
-        starts = [] if self._rewards is None else [self._rewards.start()]
-        if self._prm is not None:
-            starts.append(self._start_process_rewards(self._prm))
-        await gather(starts)
-
-    async def _start_process_rewards(self, prm: Section) -> None:
-        own = self._prm_model_path
-        self._process_rewards = ProcessRewards(
-            prm,
-            tokenizer=self._tokenizer,
-            scorer_tokenizer=await asyncio.to_thread(load_tokenizer, own or self._model_path),
-            engines=self._prm_engines,
-            policy_engines=self._policy_engines,
-            seed=self._seed,
-        )
-        await self._process_rewards.start()
+        self._tokenizer = scorer = await asyncio.to_thread(load_tokenizer, self._model_path)
+        if self._prm_model_path is not None:
+            scorer = await asyncio.to_thread(load_tokenizer, self._prm_model_path)
+        await self._scoring.start(self._tokenizer, scorer)
 
     async def begin(
         self,
@@ -175,10 +157,7 @@ class RolloutWorker:
 
     async def close(self) -> None:
         """Ends the reward processes."""
-        if self._rewards is not None:
-            await self._rewards.close()
-        if self._process_rewards is not None:
-            await self._process_rewards.close()
+        await self._scoring.close()
 
     def _open(
         self,
@@ -235,13 +214,10 @@ class RolloutWorker:
         self._budget.succeeded()
         started = time.monotonic()
         text = self._text(pending, rollouts)
-        scores, steps = await gather(
-            [
-                self._scores(pending.prompt, rollouts, text.responses),
-                self._step_scores(pending, rollouts),
-            ]
+        # An evaluation has no use for scores of steps.
+        scores, steps = await self._scoring.score(
+            pending.prompt, rollouts, text.responses, with_steps=pending.record == "train"
         )
-        scores = self._with_steps(scores, steps)
         block = make_block(pending.prompt, rollouts, scores, text, steps)
         if pending.teacher_prompt_ids is not None:
             block = with_teacher_prompt(block, pending.teacher_prompt_ids)
@@ -255,33 +231,6 @@ class RolloutWorker:
             steps=steps,
         )
         return replace(handle, teacher=pending.teacher)
-
-    async def _step_scores(self, pending: Pending, rollouts: Sequence[Rollout]) -> list[StepScores]:
-        """Of training rollouts; an evaluation has no use for them."""
-        if self._process_rewards is None or pending.record == "eval":
-            return []
-        return await self._process_rewards.score(pending.prompt, rollouts)
-
-    def _with_steps(self, scores: list[Score], steps: list[StepScores]) -> list[Score]:
-        """The scores with rewards that take in the steps, where the credit mode says so."""
-        if self._process_rewards is None or not steps:
-            return scores
-        return [
-            replace(score, total=self._process_rewards.reward(score.total, scored))
-            for score, scored in zip(scores, steps, strict=True)
-        ]
-
-    async def _scores(
-        self, prompt: Prompt, rollouts: Sequence[Rollout], responses: Sequence[str]
-    ) -> list[Score]:
-        if self._rewards is None:
-            return []
-        return await gather(
-            self._rewards.score(
-                RewardInputs(prompt, response, rollout.finish_reason, len(rollout.response_ids))
-            )
-            for rollout, response in zip(rollouts, responses, strict=True)
-        )
 
     async def _failed(self, pending: Pending, failure: str) -> GroupHandle:
         """A group without answers; its prompt is kept for the samples file."""

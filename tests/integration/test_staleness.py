@@ -19,7 +19,7 @@ from whole_run import GRPO, WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = range(1, 9)
+STEPS = range(1, 25)
 UNEQUAL = ("group_size=2", "train_batch_size=8", "rollout.max_response_tokens=64")
 ON_STALE = {0: "wait", 1: "drop", 4: "wait"}  # by bound
 
