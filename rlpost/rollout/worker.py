@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rlpost.cluster import store
@@ -26,28 +26,14 @@ from rlpost.rollout.blocks import (
     make_handle,
     with_teacher_prompt,
 )
-from rlpost.rollout.encoding import decode_response, encode_prompt, load_tokenizer
-from rlpost.rollout.engine_pool import EnginePool, Ticket
-from rlpost.rollout.requests import Record, group_failure, group_requests, unanswered
+from rlpost.rollout.encoding import decode_response, load_tokenizer
+from rlpost.rollout.engine_pool import EnginePool
+from rlpost.rollout.opening import Opener, Pending
+from rlpost.rollout.requests import Record, group_failure, unanswered
 from rlpost.rollout.samples import write_samples
 from rlpost.rollout.scoring import PrmParts, Scoring
 from rlpost.types import BlockRef, Generation, GroupHandle, Prompt, Sampling
 from rlpost.validation import Section
-
-
-@dataclass(eq=False)
-class Pending:
-    """A prompt between begin and finish. `ticket` is None when no engine is asked."""
-
-    prompt: Prompt
-    prompt_ids: list[int]
-    ticket: Ticket | None
-    policy_version: int
-    started: float
-    record: Record
-    failure: str = ""
-    teacher: str = ""
-    teacher_prompt_ids: list[int] | None = None  # None: the teacher reads prompt_ids
 
 
 class RolloutWorker:
@@ -94,6 +80,9 @@ class RolloutWorker:
         self._tokenizer = scorer = await asyncio.to_thread(load_tokenizer, self._model_path)
         if self._prm_model_path is not None:
             scorer = await asyncio.to_thread(load_tokenizer, self._prm_model_path)
+        self._opener = Opener(
+            self._config, self._sampling, self._tokenizer, self._teacher, self._seed
+        )
         await self._scoring.start(self._tokenizer, scorer)
 
     async def begin(
@@ -114,7 +103,7 @@ class RolloutWorker:
         self._require_new(prompts)
         size = group_size or self._group_size
         opened = [
-            self._open(prompt, size, sampling, record=record, policy_version=policy_version)
+            self._opener.open(prompt, size, sampling, record=record, policy_version=policy_version)
             for prompt in prompts
         ]
         tickets = [pending.ticket for pending in opened if pending.ticket is not None]
@@ -158,41 +147,6 @@ class RolloutWorker:
     async def close(self) -> None:
         """Ends the reward processes."""
         await self._scoring.close()
-
-    def _open(
-        self,
-        prompt: Prompt,
-        group_size: int,
-        sampling: Sampling | None,
-        *,
-        record: Record,
-        policy_version: int,
-    ) -> Pending:
-        ids = encode_prompt(self._tokenizer, prompt)
-        pending = Pending(prompt, ids, None, policy_version, time.monotonic(), record)
-        if self._teacher is not None and record == "train":
-            self._show_teacher(pending, self._teacher)
-        if len(ids) > self._config.max_prompt_tokens:
-            pending.failure = "prompt_too_long"
-        if pending.failure:
-            return pending
-        if sampling := sampling or self._sampling:
-            pending.ticket = Ticket(
-                group_requests(
-                    prompt, ids, group_size, sampling, record=record, run_seed=self._seed
-                )
-            )
-        return pending
-
-    def _show_teacher(self, pending: Pending, context: TeacherContext) -> None:
-        """Who scores the group, and what it reads before the response: tokenised here, once."""
-        pending.teacher = context.teacher_of(pending.prompt)
-        shown = context.prompt_of(pending.prompt)
-        if shown is not None:
-            pending.teacher_prompt_ids = encode_prompt(self._tokenizer, shown)
-            size = len(pending.teacher_prompt_ids) + self._config.max_response_tokens
-            if size > context.max_length:
-                pending.failure = "hint_too_long"
 
     async def _generations(self, pending: Pending) -> list[Generation]:
         if pending.ticket is None:
