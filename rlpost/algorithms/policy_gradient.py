@@ -13,8 +13,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from rlpost import functional as F
 from rlpost.algorithms.base import LossInputs, OutcomeInputs, TokenInputs
+from rlpost.algorithms.loss_metrics import Terms, loss_metrics, weighted
 from rlpost.lazy import LazyModule
-from rlpost.metrics import Metric, mean
+from rlpost.metrics import Metric
 
 if TYPE_CHECKING:
     import torch
@@ -94,20 +95,6 @@ def check_norm_length(aggregation: F.Aggregation, norm_length: int | None) -> No
     )
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """Per-token terms of one micro-batch [M]; tokens outside `keep_M` enter nothing.
-
-    `ratio_M` is the one in the surrogate: rho itself, or the sequence ratio for gspo.
-    """
-
-    policy_M: torch.Tensor
-    kl_M: torch.Tensor | None
-    rho_M: torch.Tensor
-    ratio_M: torch.Tensor
-    keep_M: torch.Tensor
-
-
 class PolicyGradient(ABC):
     """Base of the policy-gradient algorithms; a subclass gives `outcome`."""
 
@@ -178,10 +165,10 @@ class PolicyGradient(ABC):
             per_token_M = per_token_M + config.kl_coef * kl_M
         if config.entropy_coef > 0:
             per_token_M = per_token_M - config.entropy_coef * inputs.entropy_M
-        loss = _weighted(per_token_M, terms.keep_M, inputs.weights_M)
-        return loss, self._metrics(inputs, terms, loss)
+        loss = weighted(per_token_M, terms.keep_M, inputs.weights_M)
+        return loss, loss_metrics(config, inputs, terms, loss)
 
-    def _terms(self, inputs: LossInputs) -> _Terms:
+    def _terms(self, inputs: LossInputs) -> Terms:
         rho_M, keep_M = F.token_ratio(inputs.logprobs_M, inputs.old_logprobs_M)
         ratio_M = rho_M
         if self.config.policy_loss == "gspo":
@@ -202,7 +189,7 @@ class PolicyGradient(ABC):
                 inputs.logprobs_M, _given(inputs.ref_logprobs_M), self.config.kl_estimator
             )
             keep_M = keep_M & known_M
-        return _Terms(policy_M, kl_M, rho_M, ratio_M, keep_M)
+        return Terms(policy_M, kl_M, rho_M, ratio_M, keep_M)
 
     def _surrogate(self, ratio_M: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
         config, advantages_M = self.config, inputs.advantages_M
@@ -230,54 +217,6 @@ class PolicyGradient(ABC):
         if config.correction_min is None:
             return F.truncated_weights(log_w_M, config.correction_max), keep_M
         return F.mask_weights(log_w_M, config.correction_min, config.correction_max), keep_M
-
-    def _metrics(self, inputs: LossInputs, terms: _Terms, loss: torch.Tensor) -> dict[str, Metric]:
-        keep_M, rho_M, ratio_M = terms.keep_M, terms.rho_M.detach(), terms.ratio_M.detach()
-        sums = {
-            "train/loss": loss.detach(),
-            "train/policy_loss": _weighted(terms.policy_M, keep_M, inputs.weights_M).detach(),
-            "train/dropped_tokens": (~keep_M).sum(),
-        }
-        # A ratio may underflow to 0.
-        log_rho_M = rho_M.clamp(min=torch.finfo(rho_M.dtype).tiny).log()
-        means = {"train/approx_kl": rho_M - 1 - log_rho_M}
-        if terms.kl_M is not None:
-            means["train/kl"] = terms.kl_M.detach()
-        means |= self._clipped(ratio_M, inputs.advantages_M)
-        totals = {name: torch.where(keep_M, value, 0).sum() for name, value in means.items()}
-        highest = torch.where(keep_M, ratio_M, 0.0).max() if len(ratio_M) else loss.detach() * 0
-        # One transfer from the device for all numbers.
-        values = [*sums.values(), *totals.values(), highest, keep_M.sum()]
-        numbers = torch.stack([value.double() for value in values]).tolist()
-        count = numbers[-1]
-        metrics = {
-            name: Metric("step_mean" if name.endswith("loss") else "sum", numbers[i])
-            for i, name in enumerate(sums)
-        }
-        metrics |= {name: mean(numbers[len(sums) + i], count) for i, name in enumerate(totals)}
-        return metrics | {"train/ratio/max": Metric("max", numbers[-2])}
-
-    def _clipped(
-        self, ratio_M: torch.Tensor, advantages_M: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """1 where a bound changes the loss (for cispo: the weight), by bound."""
-        config = self.config
-        if config.clip_low is None or config.clip_high is None:
-            return {}
-        high_M, low_M = ratio_M > 1 + config.clip_high, ratio_M < 1 - config.clip_low
-        if config.policy_loss != "cispo":
-            high_M, low_M = high_M & (advantages_M > 0), low_M & (advantages_M < 0)
-        clipped = {"train/clip_fraction/high": high_M, "train/clip_fraction/low": low_M}
-        if config.dual_clip is not None:
-            dual_M = (advantages_M < 0) & (ratio_M > config.dual_clip)
-            clipped["train/clip_fraction/dual"] = dual_M
-        return clipped
-
-
-def _weighted(
-    values_M: torch.Tensor, keep_M: torch.Tensor, weights_M: torch.Tensor
-) -> torch.Tensor:
-    return (torch.where(keep_M, values_M, 0.0) * weights_M).sum()
 
 
 def _given(ref_logprobs_M: torch.Tensor | None) -> torch.Tensor:
