@@ -1,0 +1,126 @@
+"""Batches, steps, passes and staleness, from the configuration and the size of the data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from rlpost.config import RunConfig, build
+from rlpost.data.base import PromptSource
+from rlpost.errors import ConfigError, DataError
+from rlpost.loops.passes import Pass, plan_passes, teacher_passes
+from rlpost.roles import trainer_roles
+from rlpost.validation import Section
+from rlpost.wording import join
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many samples each data-parallel rank of a role gets: of a batch, of an optimizer step."""
+
+    data_parallel_size: int
+    of_batch: int
+    of_optimizer_step: int | None  # None: the role is not trained
+
+
+def prompts_per_epoch(config: RunConfig) -> int:
+    """Opens the data set, so that a wrong path or task is found before anything starts."""
+    try:
+        source = build(config.data, seed=config.seed)
+        check_routes(config, source)
+        return len(source)
+    except DataError as error:
+        raise ConfigError([f"data: {error}"]) from error
+
+
+def check_routes(config: RunConfig, source: PromptSource) -> None:
+    """Reads all prompts once if they choose their teacher. Raises DataError for one without."""
+    section = config.distillation
+    if section is None or section.config.route_by is None:
+        return
+    context = build(section).context(config.teachers)
+    for index in range(len(source)):
+        context.teacher_of(source.get(0, index))
+
+
+def num_steps(config: RunConfig, num_prompts: int, prompts_per_step: int) -> int:
+    """Training batches of the run: as given, or as many whole ones as the epochs hold."""
+    if config.num_epochs is None:
+        assert config.num_steps is not None
+        return config.num_steps
+    steps = config.num_epochs * num_prompts // prompts_per_step
+    if steps == 0:
+        raise ConfigError(
+            [
+                f"num_epochs ({config.num_epochs}) x {num_prompts} prompts of the data set are "
+                f"less than one batch of {prompts_per_step} prompts; lower train_batch_size "
+                f"({config.train_batch_size}) or raise num_epochs"
+            ]
+        )
+    return steps
+
+
+def pass_names(config: RunConfig) -> tuple[str, ...]:
+    """What is computed on a batch before training; algorithm and distillation say it."""
+    names = tuple(build(config.algorithm).passes)
+    if config.distillation is not None:
+        names += tuple(build(config.distillation).passes)
+    return tuple(dict.fromkeys(names))
+
+
+def passes(config: RunConfig) -> tuple[Pass, ...]:
+    """The same with the role that computes each, in the order in which they can start."""
+    return plan_passes(pass_names(config), own_passes(config))
+
+
+def own_passes(config: RunConfig) -> tuple[Pass, ...]:
+    """Those of teachers with ranks of their own."""
+    if config.distillation is None:
+        return ()
+    distillation = build(config.distillation)
+    if distillation.in_actor:
+        return ()
+    return teacher_passes(config.teachers, distillation.teacher_needs)
+
+
+def trained_roles(config: RunConfig) -> tuple[str, ...]:
+    return ("actor",) if config.critic is None else ("actor", "critic")
+
+
+def splits(config: RunConfig) -> dict[str, Split]:
+    """Role -> its share of the samples."""
+    per_step = config.train_batch_size // config.algorithm.config.num_minibatches
+    found = {}
+    for role, parts in trainer_roles(config).items():
+        ranks = parts.trainer.config.data_parallel_size
+        trained = role in trained_roles(config)
+        # Passes split unevenly where they have to.
+        found[role] = Split(
+            ranks, -(-config.train_batch_size // ranks), per_step // ranks if trained else None
+        )
+    return found
+
+
+def staleness(config: RunConfig) -> str:
+    """How far the policy that generated a sample may be behind the one that trains on it."""
+    bound = getattr(config.loop.config, "max_staleness", None)
+    if config.engine is None or bound is None:
+        return "none: nothing is generated" if config.engine is None else "the loop does not say"
+    if bound == 0:
+        return "0 versions"
+    interval = config.loop.config.update_weights_interval
+    steps = "" if interval == 1 else f", each of {interval} steps"
+    return f"up to {bound} version{'s'[: bound != 1]}{steps}"
+
+
+def deadlines(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Every key that limits a wait, with its full path, in seconds."""
+    value = value.config if isinstance(value, Section) else value
+    if not is_dataclass(value):
+        return
+    for field in fields(value):
+        item, where = getattr(value, field.name), join(path, field.name)
+        if field.name.endswith(("deadline_s", "timeout_s")) and isinstance(item, float):
+            yield where, item
+        yield from deadlines(item, where)
