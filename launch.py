@@ -32,6 +32,8 @@ def start(node: DictConfig, run_dir: Path, in_sweep: bool) -> float | None:
     plan = RunPlan.of(config)
     if config.plan:
         plan.print()
+    plan.check()
+    if config.plan:
         return None
     from rlpost.job import take_part
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpost.cluster.signals import StopRequest
-from rlpost.cluster.workers import Placement, Worker, WorkerGroup, gather
+from rlpost.cluster.workers import Worker, WorkerGroup, gather
 from rlpost.config import RoleConfig, RunConfig, Section, build
 from rlpost.data.disjoint import shared_prompts
 from rlpost.data.ledger import Ledger
@@ -19,13 +19,18 @@ from rlpost.distillation.context import TeacherContext
 from rlpost.distillation.vocabulary import check_vocabularies
 from rlpost.errors import StoppedError
 from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
-from rlpost.loops.passes import Pass, plan_passes, teacher_passes
+from rlpost.loops.passes import plan_passes
+from rlpost.loops.rollout_only import RolloutOnly
 from rlpost.loops.rollouts import Rollouts
+from rlpost.loops.train_only import TrainOnly
 from rlpost.loops.turns import MOVE_DEADLINE_S, Turns
 from rlpost.models.small import prepare_small
 from rlpost.plan import RunPlan
+from rlpost.plan.arithmetic import own_passes
+from rlpost.plan.placement import placements
 from rlpost.prm.credit import CreditConfig
 from rlpost.roles import ServedConfig, engine_roles, served_prm, teacher_roles, trainer_roles
+from rlpost.rollout.saved import SavedSamples
 from rlpost.rollout.worker import RolloutWorker
 from rlpost.tracking.multi import MultiTracker
 from rlpost.tracking.recorder import Recorder
@@ -37,8 +42,10 @@ def prepare_models(config: RunConfig) -> dict[str, Path]:
     prepared = small_or_whole(config)
     folders: list[tuple[Section, Path]] = []
     paths: dict[str, Path] = {}
-    teachers = teacher_roles(config)
-    for role, parts in (trainer_roles(config) | teachers).items():
+    # The actor's is read by engines and for its tokenizer, also where nothing is trained.
+    roles = {"actor": RoleConfig(config.model, config.trainer)} | trainer_roles(config)
+    teachers = {} if config.debug.only == "rollout" else teacher_roles(config)
+    for role, parts in (roles | teachers).items():
         known = [folder for model, folder in folders if model == parts.model]
         paths[role] = known[0] if known else prepared(parts.model)
         folders.append((parts.model, paths[role]))
@@ -58,24 +65,9 @@ def small_or_whole(config: RunConfig) -> Callable[[Section], Path]:
 
 def check_teachers(config: RunConfig, paths: Mapping[str, Path]) -> None:
     """What only the models' folders tell. Raises ConfigError."""
-    if config.distillation is not None:
+    if config.distillation is not None and config.debug.only != "rollout":
         k = getattr(config.distillation.config, "k", None)
         check_vocabularies(paths["actor"], {name: paths[name] for name in teacher_roles(config)}, k)
-
-
-def placements(config: RunConfig) -> dict[str, list[Placement]]:
-    """Role -> one placement per worker, from the sections alone."""
-    demands = {}
-    for role, parts in trainer_roles(config).items():
-        trainer = parts.trainer.config
-        rank = Placement(trainer.num_cpus_per_rank, trainer.num_gpus_per_rank, trainer.env)
-        demands[role] = [rank] * trainer.world_size
-    for role, section in engine_roles(config).items():
-        engine = section.config
-        replica = Placement(engine.num_cpus_per_engine, engine.num_gpus_per_engine, engine.env)
-        demands[role] = [replica] * engine.num_engines
-    demands["rollout"] = [Placement(1, 0, {"OMP_NUM_THREADS": "1"})]
-    return demands
 
 
 @dataclass
@@ -103,7 +95,7 @@ class Builder:
         async with disposing(driver, prm_engines):
             if self.config.resume_from is not None:
                 await driver.resume(Path(self.config.resume_from))
-            await build(self.config.loop).run(driver)
+            await chosen_loop(self.config).run(driver)
         if driver.leaving:
             saved = driver.last_checkpoint or "nothing new to save"
             raise StoppedError(f"asked to stop at step {driver.step}: {saved}")
@@ -111,7 +103,7 @@ class Builder:
 
     async def build_driver(self, prm_engines: list[Worker]) -> Driver:
         config = self.config
-        engines = self.spawn("engine") if config.engine is not None else []
+        engines = self.spawn("engine") if "engine" in engine_roles(config) else []
         roles, _, worker, source = await gather(
             [
                 self.start_models(engines),
@@ -121,13 +113,14 @@ class Builder:
             ]
         )
         rollout, algorithm = config.rollout.config, build(config.algorithm)
-        evaluator = self.evaluator(config.eval)
+        whole = config.debug.only is None
+        evaluator = self.evaluator(config.eval if whole else None)
         if evaluator is not None:
             shared = await asyncio.to_thread(shared_prompts, source, evaluator.source)
             self.recorder.add({f"eval/{evaluator.source.name}/trained_on": float(len(shared))})
         return Driver(
             schedule=self.schedule(),
-            passes=plan_passes(self.plan.passes, self.teacher_passes()),
+            passes=plan_passes(self.plan.passes, own_passes(config)),
             critic_passes=plan_passes(algorithm.critic_passes if config.critic else ()),
             roles=roles,
             engines=engines,
@@ -135,7 +128,7 @@ class Builder:
                 worker, group_size=config.group_size, deadline_s=rollout.generate_deadline_s
             ),
             ledger=Ledger(source, num_epochs=None, num_prompts=None),
-            weight_sync=None if config.weight_sync is None else build(config.weight_sync),
+            weight_sync=build(config.weight_sync) if config.weight_sync and whole else None,
             evaluator=evaluator,
             checkpointer=build(config.checkpoint, directory=self.run_dir / "checkpoints"),
             recorder=self.recorder,
@@ -151,12 +144,6 @@ class Builder:
         if not shares_devices(self.config):
             return None
         return Turns(engines, [role.group for role in roles.values()])
-
-    def teacher_passes(self) -> tuple[Pass, ...]:
-        distillation = self.distillation()
-        if distillation is None or distillation.in_actor:
-            return ()
-        return teacher_passes(self.config.teachers, distillation.teacher_needs)
 
     def distillation(self) -> Distillation | None:
         section = self.config.distillation
@@ -252,7 +239,7 @@ class Builder:
         return arguments
 
     async def start_engines(self, engines: list[Worker]) -> None:
-        section = self.config.engine
+        section = engine_roles(self.config).get("engine")
         if section is not None:
             served = ServedConfig(self.config.model, section)
             await gather(self.start_engine(served, engine, "actor") for engine in engines)
@@ -277,6 +264,9 @@ class Builder:
 
     async def start_rollout(self, engines: list[Worker], prm_engines: list[Worker]) -> Worker:
         (worker,) = self.spawn("rollout")
+        if self.config.debug.samples_from is not None:
+            await self.start_saved_samples(worker, Path(self.config.debug.samples_from))
+            return worker
         arguments = {
             "model_path": str(self.model_paths["actor"]),
             "engines": engines,
@@ -295,6 +285,19 @@ class Builder:
         await worker.call("start", deadline_s=self.start_deadline_s)
         return worker
 
+    async def start_saved_samples(self, worker: Worker, source: Path) -> None:
+        """In place of a rollout worker."""
+        arguments = {
+            "source": source,
+            "model_path": str(self.model_paths["actor"]),
+            "prompts_per_step": self.plan.prompts_per_step,
+            "group_size": self.config.group_size,
+            "teachers": tuple(self.config.teachers) if self.config.distillation else (),
+            "run_dir": self.run_dir,
+        }
+        await worker.create(SavedSamples, [], arguments, deadline_s=self.start_deadline_s)
+        await worker.call("start", self.plan.num_steps, deadline_s=self.start_deadline_s)
+
     def spawn(self, role: str) -> list[Worker]:
         return [
             self.cluster.spawn(role=role, rank=rank, placement=placement)
@@ -304,7 +307,16 @@ class Builder:
 
 def shares_devices(config: RunConfig) -> bool:
     """Whether engines and trainers take turns; loops that overlap them have no such key."""
-    return bool(getattr(config.loop.config, "colocate", False))
+    return config.debug.only is None and bool(getattr(config.loop.config, "colocate", False))
+
+
+def chosen_loop(config: RunConfig) -> Any:
+    """The strategy of the run; debugging one half of a step takes its place."""
+    if config.debug.only == "rollout":
+        return RolloutOnly(max_draw_factor=config.loop.config.max_draw_factor)
+    if config.debug.only == "train":
+        return TrainOnly()
+    return build(config.loop)
 
 
 def step_credit(config: RunConfig) -> CreditConfig | None:

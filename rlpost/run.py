@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 
-from rlpost.builder import Builder, check_teachers, placements, prepare_models
+from rlpost.builder import Builder, check_teachers, prepare_models
 from rlpost.checkpoint import saved_state
 from rlpost.cluster.base import RayCluster
 from rlpost.cluster.signals import StopRequest
@@ -20,6 +19,7 @@ from rlpost.config import RunConfig, build
 from rlpost.errors import StoppedError
 from rlpost.objective import objective_of
 from rlpost.plan import RunPlan
+from rlpost.plan.placement import placements
 from rlpost.tracking.base import ChosenTracker, RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
 from rlpost.tracking.environment import write_environment
@@ -94,11 +94,9 @@ def chosen_trackers(config: RunConfig, guard: Guard) -> dict[str, ChosenTracker]
 
 def write_settings(config: RunConfig, plan: RunPlan, run_dir: Path) -> list[Path]:
     """What was decided and what follows from it, as files for people."""
-    settings, numbers = run_dir / "config.yaml", run_dir / "plan.txt"
+    settings = run_dir / "config.yaml"
     settings.write_text(yaml.safe_dump(config.plain(), sort_keys=False))
-    with numbers.open("w") as file:
-        plan.print(Console(file=file, width=100))
-    return [settings, numbers]
+    return [settings, *plan.write(run_dir)]
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ ROWS = [
     "algorithms distillation rewards data models",
     "roles",
     "composition",
-    "config metrics functional",
+    "config metrics functional memory",
     "debug",
     "validation objective",
     "wording",

@@ -13,18 +13,19 @@ from pydantic import Field, PositiveInt
 
 from rlpost.data.order import row_at, stable_hash
 from rlpost.errors import ConfigError, DataError
+from rlpost.lazy import LazyModule, defer
 from rlpost.types import Prompt
 
 if TYPE_CHECKING:
     import reasoning_gym.factory as factory
 else:
-    from rlpost.lazy import LazyModule
-
     factory = LazyModule("reasoning_gym.factory")
 
 TaskSeed = Annotated[int, Field(ge=0)]
 # How many candidates are generated per wanted row when rows of another set are excluded.
 CANDIDATES_PER_ROW = 8
+# One task in a hundred uses it, and it imports matplotlib: half the time of opening a data set.
+PLOTTING = "cellpylib"
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def _check_template(template: str) -> None:
 
 def make_dataset(task: str, params: Mapping[str, Any], task_seed: int, size: int) -> Any:
     """The task's data set. Raises ConfigError for an unknown task or a bad parameter."""
+    defer(PLOTTING)
     if task not in factory.DATASETS:
         near = difflib.get_close_matches(task, factory.DATASETS, n=1, cutoff=0.0)[0]
         raise ConfigError([f"data.task: {task!r} is not a reasoning-gym task; nearest: {near!r}"])

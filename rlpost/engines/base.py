@@ -107,4 +107,7 @@ class Engine(Protocol):
 
     async def stats(self) -> dict[str, float]: ...
 
+    async def memory(self) -> dict[str, float]:
+        """What the engine takes, bytes: `rss_bytes` of its processes."""
+
     async def shutdown(self) -> None: ...

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from rlpost.engines.backend import Backend
 from rlpost.engines.jobs import Job
 from rlpost.engines.serving import Served, ServingConfig, started
 from rlpost.errors import EngineError
+from rlpost.memory import children_memory, process_memory
+from rlpost.models.shape import Head
 from rlpost.types import Array
 
 TASK = "token_classify"
@@ -33,6 +35,7 @@ class PoolingEngine:
     """
 
     Config = PoolingEngineConfig
+    head: ClassVar[Head] = "labels"
 
     def __init__(
         self,
@@ -78,6 +81,10 @@ class PoolingEngine:
         output = await job.answer
         outputs: Array = output.outputs.data.float().cpu().numpy().astype(np.float32)
         return outputs
+
+    async def memory(self) -> dict[str, float]:
+        """`rss_bytes` of the engine's processes."""
+        return {"rss_bytes": process_memory()["rss_bytes"] + children_memory()}
 
     async def shutdown(self) -> None:
         if self._backend is not None:

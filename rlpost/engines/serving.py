@@ -11,8 +11,10 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from rlpost.engines.async_llm import OwnProcesses
 from rlpost.engines.backend import Backend
 from rlpost.engines.inprocess import InProcess
+from rlpost.engines.memory import EngineTask, engine_memory
 from rlpost.engines.options import environment, fixed_options, refuse_reserved, refuse_unknown
 from rlpost.errors import EngineError
+from rlpost.memory import WorkerMemory
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class ServingConfig:
             threads=self.threads_per_engine,
             tensor_parallel_size=self.tensor_parallel_size,
         )
+
+    def memory(self, task: EngineTask) -> WorkerMemory:
+        """What one engine will take."""
+        return engine_memory(self, task)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import ClassVar
 
 from rlpost.engines.backend import Backend, WeightSource, manifest
 from rlpost.engines.base import PauseMode, WakePart, WeightChunk, WeightFile
@@ -21,6 +22,8 @@ from rlpost.engines.requests import (
 from rlpost.engines.serving import Served, ServingConfig, started
 from rlpost.engines.weight_set import check_complete, whole_fingerprints
 from rlpost.errors import EngineError, WeightSyncError
+from rlpost.memory import children_memory, process_memory
+from rlpost.models.shape import Head
 from rlpost.types import Array, GenerateRequest, Generation
 
 
@@ -36,6 +39,7 @@ class VllmEngine:
     """
 
     Config = VllmEngineConfig
+    head: ClassVar[Head] = "logits"
 
     def __init__(
         self,
@@ -173,6 +177,10 @@ class VllmEngine:
             "cached_tokens": float(self._num_cached),
             "policy_version": float(self._version),
         }
+
+    async def memory(self) -> dict[str, float]:
+        """`rss_bytes` of the engine's processes."""
+        return {"rss_bytes": process_memory()["rss_bytes"] + children_memory()}
 
     async def shutdown(self) -> None:
         if self._backend is not None:

@@ -29,6 +29,11 @@ class AsyncLoopConfig:
                 "loop=fully_async with loop.max_staleness"
             )
 
+    @property
+    def max_staleness(self) -> int:
+        """Versions: a batch is generated while the one before it trains."""
+        return self.lookahead
+
 
 class AsyncLoop:
     """Strategy `async`. Without lookahead it is the sync loop, step by step.

@@ -19,6 +19,10 @@ class SyncLoopConfig:
     colocate: bool
     max_draw_factor: PositiveFloat
 
+    @property
+    def max_staleness(self) -> int:
+        return 0
+
     def conflicts(self, run: Any) -> Iterator[str]:
         """`run` is the whole RunConfig."""
         if self.colocate and run.engine is None:

@@ -113,10 +113,6 @@ class ModelShape:
         split = 3 * hidden * wide + (2 * wide if self.mlp_bias else 0)
         return split // cut.tp + (hidden if self.mlp_bias else 0)
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.num_layers * self.kv * element_bytes
-
 
 def shape_of(settings: Mapping[str, Any]) -> ModelShape | None:
     """From the content of config.json; None for a family that is not counted here."""

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from rlpost.engines.base import Stage, WeightChunk
 from rlpost.metrics import Metric
+from rlpost.models.base import Dtype
+from rlpost.models.shape import ModelShape
 from rlpost.types import BatchView, PassResult, StoredBlock
 
 
@@ -23,6 +25,24 @@ class RankSpec:
     world_size: int
     master_address: str
     master_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """What a rank will hold and work on, as far as its memory depends on it.
+
+    `longest_tokens` of one sample, `num_samples` of one optimizer step on the rank; `teacher` is a
+    second model in the rank; `exports`: its weights go to engines.
+    """
+
+    shape: ModelShape
+    dtype: Dtype
+    rank: int
+    trained: bool
+    longest_tokens: int
+    num_samples: int
+    teacher: ModelShape | None
+    exports: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +89,11 @@ class RoleRank(Protocol):
         """sha256 over this rank's parameters: equal hashes mean bit-equal parameters."""
 
     def memory(self) -> dict[str, float]:
-        """`rss_bytes` and, on a GPU, `device_bytes` and their peaks."""
+        """What the rank takes, bytes.
+
+        `weights_bytes`, `gradients_bytes`, `optimizer_bytes` of the tensors it holds; `rss_bytes`
+        and, on a GPU, `device_bytes`, with their peaks.
+        """
 
 
 class TrainerRank(RoleRank, Protocol):

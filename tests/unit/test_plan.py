@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from rlpost.checks import check
 from rlpost.config import RoleConfig, RunConfig, Section
+from rlpost.debug import DebugConfig
 from rlpost.errors import ConfigError
-from rlpost.plan import RunPlan, tables
+from rlpost.plan import RunPlan
+from rlpost.plan.arithmetic import Split
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,13 @@ class ToyConfig:
     said: tuple[str, ...] = ()
     num_critic_only_steps: int = 0
     update_weights_interval: int = 1
+    max_staleness: int = 2
+    save_interval: int = 0
+    keep_last: int = 2
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {}
 
     def conflicts(self, run: RunConfig) -> tuple[str, ...]:
         return self.said
@@ -44,18 +53,30 @@ class ToyConfig:
 class Toy:
     Config = ToyConfig
 
-    def __init__(self, config: ToyConfig, *, seed: int = 0) -> None:
+    num_nodes = 1
+    pins: ClassVar[dict[str, list[int]]] = {}
+
+    def __init__(self, config: ToyConfig, **context: Any) -> None:
         self.passes = config.passes
-        self._config = config
+        self.config = config
+
+    def capacity(self) -> dict[str, tuple[float, str]]:
+        return {"num_cpus": (8, "cluster.num_cpus (8)"), "num_gpus": (4, "cluster.num_gpus (4)")}
+
+    def expected(self) -> list[Any]:
+        return []
+
+    def check_fits(self, demands: Any) -> None:
+        """Has room for all."""
 
     def compute_logprobs(self) -> None:
         """A policy's trainer has it."""
 
     def sampling(self, group_size: int) -> str | None:
-        return "sampling" if self._config.samples else None
+        return "sampling" if self.config.samples else None
 
     def __len__(self) -> int:
-        return self._config.num_prompts
+        return self.config.num_prompts
 
 
 class ToyCritic(Toy):
@@ -90,6 +111,10 @@ def run_config(**changes: Any) -> RunConfig:
         "teachers": {},
         "distillation": None,
         "prm": None,
+        "objective": None,
+        "stop_sweep_on_failure": False,
+        "tracking": {},
+        "debug": DebugConfig({}, [], small_models=False, only=None, samples_from=None),
     }
     groups = RunConfig.__dataclass_fields__.keys() - keys.keys()
     return RunConfig(**{**keys, **{name: section() for name in groups}, **changes})
@@ -124,28 +149,60 @@ def test_less_data_than_one_batch_is_an_error() -> None:
         RunPlan.of(small)
 
 
-def test_roles_and_their_shares() -> None:
+def workers(plan: RunPlan) -> list[tuple[str, str]]:
+    return [(bundle.device, bundle.name) for bundle in plan.bundles]
+
+
+def test_every_rank_has_its_place() -> None:
     plan = RunPlan.of(run_config())
-    shares = {share.role: str(share) for share in plan.roles}
-    assert shares == {"actor": "4 x (0.5 CPU, 1 GPU)", "engine": "3 x (1 CPU, 0 GPU)"}
+    assert workers(plan) == [
+        ("GPU 0", "actor[0]"),
+        ("GPU 1", "actor[1]"),
+        ("GPU 2", "actor[2]"),
+        ("GPU 3", "actor[3]"),
+        ("CPU", "engine[0]"),
+        ("CPU", "engine[1]"),
+        ("CPU", "engine[2]"),
+        ("CPU", "rollout[0]"),
+    ]
+    assert plan.problems == ()
 
 
 def test_a_reference_runs_only_when_the_algorithm_asks_for_it() -> None:
     asking = section(passes=("old_logprobs", "ref_logprobs"))
-    assert [share.role for share in RunPlan.of(run_config(algorithm=asking)).roles] == [
-        "actor",
-        "reference",
-        "engine",
-    ]
+    plan = RunPlan.of(run_config(algorithm=asking))
+    assert {bundle.role for bundle in plan.bundles} == {"actor", "engine", "rollout"}
+    assert list(plan.splits) == ["actor", "reference"]
+    assert plan.order == (("old_logprobs: actor", "ref_logprobs: reference"), ("train: actor",))
+    assert plan.problems == (
+        "cluster.num_gpus (4) is less than the roles need (8: actor 4, reference 4)",
+    )
+
+
+def test_each_role_has_its_share_of_a_batch() -> None:
+    asking = section(passes=WITH_VALUES)
+    config = run_config(
+        algorithm=asking, critic=critic(data_parallel_size=4, num_gpus_per_rank=0.0)
+    )
+    splits = RunPlan.of(config).splits
+    assert splits["actor"] == Split(2, of_batch=64, of_optimizer_step=32)
+    assert splits["critic"] == Split(4, of_batch=32, of_optimizer_step=16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_staleness": 0}, "0 versions"),
+        ({"max_staleness": 1}, "up to 1 version"),
+        ({"update_weights_interval": 3}, "up to 2 versions, each of 3 steps"),
+    ],
+)
+def test_the_loop_says_how_stale_a_batch_can_be(changes: dict[str, int], said: str) -> None:
+    assert RunPlan.of(run_config(loop=section(**changes))).staleness == said
 
 
 def test_deadlines_are_named_by_key() -> None:
     assert RunPlan.of(run_config()).deadlines_s["engine.start_deadline_s"] == 5.0
-
-
-def test_the_plan_prints_as_tables() -> None:
-    titles = [str(table.title) for table in tables(RunPlan.of(run_config()))]
-    assert titles == ["batch", "steps", "passes, in order", "placement", "deadlines"]
 
 
 def test_a_consistent_run_passes() -> None:
@@ -244,11 +301,6 @@ def test_a_critic_has_ranks_that_compute_values_and_share_evenly() -> None:
     assert "choose trainer@critic.trainer=megatron_critic" in found[0]
     (found,) = problems(run_config(algorithm=asking, critic=critic(data_parallel_size=3)))
     assert "must be a multiple of the critic's 3 data-parallel ranks" in found
-
-
-def test_the_critic_runs_as_a_role_of_its_own() -> None:
-    plan = RunPlan.of(run_config(algorithm=section(passes=WITH_VALUES), critic=critic()))
-    assert [share.role for share in plan.roles] == ["actor", "critic", "engine"]
 
 
 def test_critic_only_steps_are_whole_intervals_of_updates() -> None:

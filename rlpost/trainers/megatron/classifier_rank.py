@@ -33,6 +33,7 @@ class MegatronClassifierRank(MegatronRole["Classifier"]):
 
     Config = MegatronClassifierRankConfig
     classifies = True
+    head = "labels"
 
     def __init__(
         self,

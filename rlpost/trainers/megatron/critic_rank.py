@@ -25,6 +25,7 @@ class MegatronCriticRank(MegatronRole["Critic"]):
     own export."""
 
     Config = MegatronCriticRankConfig
+    head = "value"
 
     def __init__(
         self,

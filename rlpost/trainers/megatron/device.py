@@ -16,14 +16,14 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import logging
-import os
-import resource
 import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+
+from rlpost.memory import process_memory
 
 _CORE = "megatron.core"
 _CPU = torch.device("cpu")
@@ -72,12 +72,7 @@ def empty_cache() -> None:
 
 def memory() -> dict[str, float]:
     """`rss_bytes`, `rss_peak_bytes` and, on a GPU, `device_bytes`, `device_peak_bytes`."""
-    with open("/proc/self/statm") as statm:
-        pages = int(statm.read().split()[1])
-    readings = {
-        "rss_bytes": float(pages * os.sysconf("SC_PAGE_SIZE")),
-        "rss_peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
-    }
+    readings = process_memory()
     if has_cuda():
         readings["device_bytes"] = float(torch.cuda.memory_allocated())
         readings["device_peak_bytes"] = float(torch.cuda.max_memory_allocated())

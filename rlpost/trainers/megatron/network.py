@@ -226,6 +226,10 @@ class Network(ABC):
     def onload(self) -> None:
         self.offloader.onload()
 
+    def held_bytes(self) -> dict[str, int]:
+        """Of the tensors that stay between calls."""
+        return offload.held_bytes(self.model, self.wrapped, self.optimizer)
+
     def parameters_hash(self) -> str:
         return state.parameters_hash(self.model)
 

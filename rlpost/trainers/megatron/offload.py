@@ -66,3 +66,18 @@ def optimizer_tensors(optimizer: Any) -> list[torch.Tensor]:
         for state in part.optimizer.state.values():
             tensors += [value for value in state.values() if torch.is_tensor(value)]
     return tensors
+
+
+def held_bytes(model: torch.nn.Module, wrapped: Any, optimizer: Any) -> dict[str, int]:
+    """Of weights, gradients and optimizer. Master weights that are the weights count once."""
+    weights = _storages(model_tensors(model))
+    held = {"weights": sum(tensor.nbytes for tensor in model_tensors(model))}
+    if optimizer is not None:
+        held["gradients"] = sum(tensor.nbytes for tensor in gradient_tensors(wrapped))
+        own = [
+            tensor
+            for tensor in optimizer_tensors(optimizer)
+            if tensor.untyped_storage().data_ptr() not in weights
+        ]
+        held["optimizer"] = sum(tensor.nbytes for tensor in own)
+    return held

@@ -193,6 +193,12 @@ class Policy(Network):
             raise TrainerError("this role has no algorithm and can't be trained; train the actor")
         return self.algorithm
 
+    def held_bytes(self) -> dict[str, int]:
+        held = super().held_bytes()
+        if self.distiller is not None and self.distiller.teacher is not None:
+            held["weights"] += self.distiller.teacher.held_bytes()["weights"]
+        return held
+
     def offload(self) -> None:
         super().offload()
         if self.distiller is not None and self.distiller.teacher is not None:

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlpost.errors import TrainerError
-from rlpost.trainers.base import RankSpec, TrainResult
+from rlpost.memory import WorkerMemory
+from rlpost.models.base import Dtype
+from rlpost.models.shape import Head, ModelShape
+from rlpost.trainers.base import RankSpec, RankTask, TrainResult
+from rlpost.trainers.megatron.memory import checkpoint_bytes, rank_memory
 from rlpost.trainers.megatron.options import LrScheduleConfig, OptimizerConfig
 from rlpost.types import BatchView
 
@@ -71,9 +75,19 @@ class MegatronRoleConfig:
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         }
 
+    def memory(self, task: RankTask, head: Head) -> WorkerMemory:
+        """What one rank will take."""
+        return rank_memory(self, task, head)
+
+    def checkpoint_bytes(self, shape: ModelShape, dtype: Dtype, head: Head) -> int:
+        """Of the role in one checkpoint, on disk."""
+        return checkpoint_bytes(shape, dtype, head)
+
 
 class MegatronRole(ABC, Generic[N]):
     """One rank of a role. All ranks of a role are called together (see trainers/base.py)."""
+
+    head: ClassVar[Head] = "logits"
 
     def __init__(self, config: MegatronRoleConfig, *, spec: RankSpec, seed: int) -> None:
         self.config = config
@@ -174,7 +188,8 @@ class MegatronRole(ABC, Generic[N]):
     def memory(self) -> dict[str, float]:
         from rlpost.trainers.megatron import device
 
-        return device.memory()
+        held = {f"{part}_bytes": value for part, value in self._network.held_bytes().items()}
+        return device.memory() | held
 
 
 @contextmanager
