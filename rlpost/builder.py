@@ -60,7 +60,7 @@ def small_or_whole(config: RunConfig) -> Callable[[Section], Path]:
     cache_dir = Path(config.output_dir) / "models"
     if config.debug.small_models:
         return lambda model: prepare_small(build(model), cache_dir)
-    return lambda model: build(model).prepare(cache_dir)  # type: ignore[no-any-return]
+    return lambda model: build(model).prepare(cache_dir)
 
 
 def check_teachers(config: RunConfig, paths: Mapping[str, Path]) -> None:

@@ -168,6 +168,9 @@ def folders_exist(config: RunConfig) -> Iterator[str]:
         path = getattr(model.config, "path", None)
         if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
             yield f"{key}.path: there is no folder {path!r} (looked in {Path.cwd()})"
+    samples = config.debug.samples_from
+    if samples is not None and not Path(samples).is_dir():
+        yield f"debug.samples_from: there is no folder {samples!r} (looked in {Path.cwd()})"
     resume = config.resume_from
     if resume is not None and not Path(resume).is_dir():
         yield f"resume_from: there is no folder {resume!r} (looked in {Path.cwd()})"

@@ -21,7 +21,12 @@ def needs_reference(config: RunConfig) -> bool:
 
 
 def trainer_roles(config: RunConfig) -> dict[str, RoleConfig]:
-    """Role name -> model and ranks, the actor first. A teacher's role is `teacher.<name>`."""
+    """Role name -> model and ranks, the actor first. A teacher's role is `teacher.<name>`.
+
+    None where answers are only generated.
+    """
+    if config.debug.only == "rollout":
+        return {}
     actor = RoleConfig(config.model, config.trainer)
     roles = {"actor": actor}
     if needs_reference(config):
@@ -42,11 +47,15 @@ def served_prm(config: RunConfig) -> ServedConfig | None:
     """The process reward model or judge with engines of its own; None if no such is asked."""
     if config.prm is None or getattr(config.prm.config, "engine", None) is None:
         return None
+    if config.debug.only == "train":
+        return None
     return ServedConfig(config.prm.config.model, config.prm.config.engine)
 
 
 def engine_roles(config: RunConfig) -> dict[str, Section]:
-    """Role name -> engine section, the policy's first."""
+    """Role name -> engine section, the policy's first. None where saved samples are trained on."""
+    if config.debug.only == "train":
+        return {}
     roles = {} if config.engine is None else {"engine": config.engine}
     served = served_prm(config)
     return roles if served is None else roles | {"prm": served.engine}

@@ -312,29 +312,32 @@ class Driver:
         """Everything of one finished step that is known without waiting."""
         for group in batch.groups:
             self.ledger.move(group.prompt_key, "trained")
+        self.record_rollouts(batch)
+        self.record_training(metrics, staleness=staleness)
+
+    def record_rollouts(self, batch: Batch) -> None:
         self.ledger.check()
-        generated = report.generated_tokens(batch)
-        trained = metrics.pop("perf/trained_tokens", 0.0)
-        self.recorder.add(
-            metrics | report.rollout_metrics(batch) | report.ledger_metrics(self.ledger)
-        )
+        self.recorder.add(report.rollout_metrics(batch) | report.ledger_metrics(self.ledger))
         self.recorder.add_time("generate", batch.generate_s)
         self.recorder.add_time("reward", batch.reward_s)
-        self.recorder.add(
-            {
-                "policy/version": float(self.policy_version),
-                "policy/staleness/max": staleness,
-                "perf/generated_tokens": float(generated),
-                "perf/trained_tokens": trained,
-            }
-        )
+        generated = report.generated_tokens(batch)
+        self.recorder.add({"perf/generated_tokens": float(generated)})
         self.recorder.rate("perf/generated_tokens_per_s", generated, "generate")
+
+    def record_training(self, metrics: dict[str, float], *, staleness: float) -> None:
+        trained = metrics.get("perf/trained_tokens", 0.0)
+        position = {
+            "policy/version": float(self.policy_version),
+            "policy/staleness/max": staleness,
+            "perf/trained_tokens": trained,
+        }
+        self.recorder.add(metrics | position)
         self.recorder.rate("perf/trained_tokens_per_s", trained, "train")
 
-    async def write_samples(self, batch: Batch) -> None:
+    async def write_samples(self, batch: Batch, reason: str = "trained") -> None:
         """Writes the step's samples beside the next step's work; the one before has to be done."""
         await self.wait_for_samples()
-        entries = [(group, "trained") for group in batch.groups] + list(batch.dropped)
+        entries = [(group, reason) for group in batch.groups] + list(batch.dropped)
         call = self.rollouts.worker.call(
             "write_samples",
             batch.step + 1,

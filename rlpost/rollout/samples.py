@@ -24,6 +24,10 @@ else:
 Entry = tuple[GroupHandle, str]
 
 
+def samples_file(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:06d}.parquet"
+
+
 def write_samples(
     path: Path, step: int, entries: Sequence[Entry], blocks: Sequence[BlockRef]
 ) -> None:
@@ -60,6 +64,8 @@ def rows_of(
     step: int, handle: GroupHandle, reason: str, extra: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     head = {"step": step, "prompt_key": handle.prompt_key, "reason": reason}
+    if handle.teacher:
+        head["teacher"] = handle.teacher
     if handle.block is None:
         yield {**head, "sample_id": None}
         return

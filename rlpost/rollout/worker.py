@@ -30,7 +30,7 @@ from rlpost.rollout.encoding import decode_response, load_tokenizer
 from rlpost.rollout.engine_pool import EnginePool
 from rlpost.rollout.opening import Opener, Pending
 from rlpost.rollout.requests import Record, group_failure, unanswered
-from rlpost.rollout.samples import write_samples
+from rlpost.rollout.samples import samples_file, write_samples
 from rlpost.rollout.scoring import PrmParts, Scoring
 from rlpost.types import BlockRef, Generation, GroupHandle, Prompt, Sampling
 from rlpost.validation import Section
@@ -140,7 +140,7 @@ class RolloutWorker:
 
         `entries` are groups with a reason ("trained", or why not); `blocks` add columns to them.
         """
-        path = self._samples_dir / f"step_{step:06d}.parquet"
+        path = samples_file(self._samples_dir, step)
         await asyncio.to_thread(write_samples, path, step, list(entries), list(blocks))
         return path
 
