@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
 
 from rlpost.checkpoint import complete, saved_state
 from rlpost.cluster.signals import heeding_warnings
@@ -15,14 +18,20 @@ from rlpost.errors import StoppedError
 from rlpost.plan import RunPlan
 from rlpost.run import run
 
+# Hydra's keys that a single run has no use for.
+OF_A_SWEEP = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher", "hydra/launcher=")
+
 
 def take_part(config: RunConfig, *, plan: RunPlan, run_dir: Path, compared: bool) -> float | None:
-    """Runs to the end, or lends this node until the run has ended.
+    """Runs to the end, or lends this node until the run has ended, or only writes its script.
 
     A run that heeded a scheduler's warning is queued again after it has left, and raises
     StoppedError.
     """
     cluster = build(config.cluster, log_dir=run_dir / "logs")
+    if cluster.only_renders:
+        print(cluster.render(name=config.run_name, run_dir=run_dir, command=own_command()))
+        return None
     with heeding_warnings() as stop:
         if not cluster.leads:
             cluster.lend()
@@ -42,6 +51,14 @@ def take_part(config: RunConfig, *, plan: RunPlan, run_dir: Path, compared: bool
             stopped = error
     stop.pass_on(cluster.requeue)
     raise stopped
+
+
+def own_command() -> list[str]:
+    """What starts this run, as a job of its own and not as one of a sweep."""
+    overrides = HydraConfig.get().overrides
+    kept = [item for item in overrides.hydra if not item.startswith(OF_A_SWEEP)]
+    kept += [item for item in overrides.task if not item.startswith("cluster.render=")]
+    return [sys.executable, str(Path(sys.argv[0]).absolute()), *kept]
 
 
 def going_on(config: RunConfig, run_dir: Path) -> RunConfig:

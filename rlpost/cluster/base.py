@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,15 @@ class RayCluster:
     def leading(self) -> Iterator[None]:
         """Around all that the leading process does for a run."""
         yield
+
+    @property
+    def only_renders(self) -> bool:
+        """Whether the run's script is asked for, and not the run."""
+        return False
+
+    def render(self, *, name: str, run_dir: Path, command: Sequence[str]) -> Path:
+        """Writes the script that starts `command` as a job. Its path."""
+        raise AssertionError("only a cluster with a scheduler has scripts")
 
     def lend(self) -> None:
         """What a process does that does not lead: returns when the leading one has ended."""

@@ -31,7 +31,10 @@ class LocalClusterConfig:
 
 
 class LocalCluster(RayCluster):
-    """Starts Ray, spawns workers, ends everything it started. Nothing listens on the network."""
+    """Starts Ray, spawns workers, ends everything it started.
+
+    Ray listens at the machine's own address, and asks who connects for a token of its own.
+    """
 
     Config = LocalClusterConfig
     num_nodes = 1

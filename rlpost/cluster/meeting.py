@@ -14,6 +14,7 @@ from pathlib import Path
 from rlpost.errors import ClusterError
 
 LOOK_EVERY_S = 0.2
+CONNECT_TIMEOUT_S = 10.0
 
 
 class Meeting:
@@ -21,11 +22,12 @@ class Meeting:
 
     They are told Ray's address once it is there. When the leader ends, however it ends, the
     connections close: that is how the others know. One thread accepts connections; it ends when
-    the listening socket closes.
+    the listening socket closes. `secret` is in the file alone, which only its owner can read.
     """
 
-    def __init__(self, file: Path, address: str) -> None:
+    def __init__(self, file: Path, address: str, *, secret: str) -> None:
         self._file = file
+        self._secret = secret
         self._listener = socket.create_server((address, 0))
         self._lock = threading.Lock()
         self._guests: list[socket.socket] = []
@@ -35,7 +37,9 @@ class Meeting:
     def open(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         draft = self._file.with_suffix(".draft")
-        draft.write_text(json.dumps(self._listener.getsockname()[:2]))
+        draft.touch(mode=0o600)
+        host, port = self._listener.getsockname()[:2]
+        draft.write_text(json.dumps({"host": host, "port": port, "secret": self._secret}))
         os.replace(draft, self._file)
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -78,13 +82,17 @@ def _send(guest: socket.socket, message: bytes) -> None:
 class Guest:
     """The end of a task that does not lead."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, secret: str) -> None:
+        self.secret = secret
         self._connection = connection
         self._stream = connection.makefile()
 
     def ray_address(self) -> str | None:
         """Waits for it; None when the leader ends before there is one."""
-        return self._stream.readline().strip() or None
+        try:
+            return self._stream.readline().strip() or None
+        except ConnectionError:  # it ended before it accepted the connection
+            return None
 
     def leader_has_ended(self, timeout_s: float) -> bool:
         """Waits up to `timeout_s` for the end."""
@@ -93,7 +101,7 @@ class Guest:
             return self._connection.recv(1) == b""
         except TimeoutError:
             return False
-        except OSError:  # reset: its process was killed
+        except ConnectionError:  # its process was killed
             return True
 
 
@@ -103,8 +111,8 @@ def joined(file: Path, deadline_s: float) -> Iterator[Guest]:
     end = time.monotonic() + deadline_s
     while True:
         try:
-            host, port = json.loads(file.read_text())
-            connection = socket.create_connection((host, port), timeout=LOOK_EVERY_S * 50)
+            place = json.loads(file.read_text())
+            connection = socket.create_connection((place["host"], place["port"]), CONNECT_TIMEOUT_S)
             break
         except (FileNotFoundError, ConnectionError, TimeoutError) as error:
             if time.monotonic() > end:
@@ -115,4 +123,4 @@ def joined(file: Path, deadline_s: float) -> Iterator[Guest]:
             time.sleep(LOOK_EVERY_S)
     connection.settimeout(None)
     with connection:
-        yield Guest(connection)
+        yield Guest(connection, place["secret"])

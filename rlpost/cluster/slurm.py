@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from rlpost.cluster.base import NUMBERED, RayCluster
 from rlpost.cluster.local import OwnRay
 from rlpost.cluster.meeting import Guest, Meeting, joined
 from rlpost.cluster.nodes import Node, Pins
+from rlpost.cluster.sbatch import script
 from rlpost.cluster.slurm_job import SlurmTask
 from rlpost.errors import ClusterError
 
@@ -109,6 +111,19 @@ class SlurmCluster(RayCluster):
             for number in range(config.num_nodes)
         ]
 
+    @property
+    def only_renders(self) -> bool:
+        only: bool = self.config.render
+        return only
+
+    def render(self, *, name: str, run_dir: Path, command: Sequence[str]) -> Path:
+        path = run_dir.absolute() / "run.sbatch"
+        log = path.with_name("%j.out")
+        text = script(self.config, name=name, log=log, folder=Path.cwd(), command=command)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
     # -- the task that leads -----------------------------------------------------------------
 
     @property
@@ -117,7 +132,10 @@ class SlurmCluster(RayCluster):
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
-        self._meeting = Meeting(self._meeting_file, self.task.own_address())
+        # Ray asks every node and driver for it. One for the process, as Ray reads it once.
+        secret = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        self._meeting = Meeting(self._meeting_file, self.task.own_address(), secret=secret)
         try:
             self._meeting.open()
             yield
@@ -171,7 +189,7 @@ class SlurmCluster(RayCluster):
                     self._ray_start(address, temp_dir),
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+                    env=self._ray_environment(guest.secret),
                 )
             try:
                 while not guest.leader_has_ended(LOOK_EVERY_S):
@@ -181,6 +199,11 @@ class SlurmCluster(RayCluster):
                 _end(process)
         finally:
             shutil.rmtree(temp_dir, ignore_errors=True)
+
+    @staticmethod
+    def _ray_environment(secret: str) -> dict[str, str]:
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+        return {**own, **os.environ, "RAY_AUTH_TOKEN": secret}
 
     def _ray_start(self, address: str, temp_dir: str) -> list[str]:
         options = self._node_options()

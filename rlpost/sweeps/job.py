@@ -16,7 +16,7 @@ from hydra.types import RunMode
 
 from rlpost.cli import readable_errors
 from rlpost.cluster.slurm_job import lends_its_node
-from rlpost.errors import RlpostError, StoppedError
+from rlpost.errors import ConfigError, RlpostError, StoppedError
 from rlpost.sweeps import record, session
 from rlpost.sweeps.record import JobRecord, JobStatus
 
@@ -105,4 +105,6 @@ def number(value: float | None) -> float | None:
 
 
 def told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """On one line if it can be: it stands in a table."""
+    text = "; ".join(error.problems) if isinstance(error, ConfigError) else str(error)
+    return f"{type(error).__name__}: {text}"

@@ -15,7 +15,7 @@ import ray
 from rlpost.cluster import store
 from rlpost.cluster.local import LocalCluster, LocalClusterConfig
 from rlpost.cluster.workers import Placement, Worker, WorkerGroup
-from rlpost.errors import ConfigError, DeadlineError, TrainerError, WorkerDiedError
+from rlpost.errors import DeadlineError, TrainerError, WorkerDiedError
 
 pytestmark = pytest.mark.slow
 
@@ -115,15 +115,6 @@ async def test_a_reference_moves_the_place_of_the_data_not_the_data(cluster):
     group.kill()
 
 
-def test_roles_that_need_more_than_there_is_are_refused_before_the_start(tmp_path):
-    config = LocalClusterConfig(
-        num_cpus=2, num_gpus=0, object_store_bytes=1, start_deadline_s=1.0, cores={}
-    )
-    demand = {"actor": [Placement(2, 0, {})], "engine": [Placement(1, 0, {})]}
-    with pytest.raises(ConfigError, match=r"num_cpus \(2\).*need \(3: actor 2, engine 1\)"):
-        LocalCluster(config, log_dir=tmp_path).check_fits(demand)
-
-
 async def test_roles_share_gpus_rank_by_rank(cluster):
     """Ranks of one role never share: NCCL would refuse."""
     visible = {}
@@ -140,19 +131,3 @@ async def test_roles_share_gpus_rank_by_rank(cluster):
     assert visible["actor"] == visible["engine"] and sorted(visible["actor"]) == ["0", "1"]
     for group in groups:
         group.kill()
-
-
-@pytest.mark.parametrize(
-    ("actor", "num_gpus", "said"),
-    [
-        (0.5, 1, r"num_gpus \(1\) is less than the roles need \(2: actor 0\.5, engine 1\)"),
-        (0.6, 2, r"shares of one GPU exceed 1: actor 0\.6 \+ engine 0\.5"),
-    ],
-)
-def test_shares_are_counted_by_gpu(tmp_path, actor, num_gpus, said):
-    config = LocalClusterConfig(
-        num_cpus=8, num_gpus=num_gpus, object_store_bytes=1, start_deadline_s=1.0, cores={}
-    )
-    demand = {"actor": [Placement(1, actor, {})], "engine": [Placement(1, 0.5, {})] * 2}
-    with pytest.raises(ConfigError, match=said):
-        LocalCluster(config, log_dir=tmp_path).check_fits(demand)
