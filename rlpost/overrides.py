@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,7 +37,7 @@ def unknown_names(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -
     groups = options_by_group(folders)
     choices = [override for override in parsed if name_of(override) in groups]
     wrong = {str(override.input_line): unknown_option(override, groups) for override in choices}
-    valid = [text for text, line in wrong.items() if line is None]
+    valid = [for_one_job(item) for item in choices if wrong[str(item.input_line)] is None]
     others = [override for override in parsed if name_of(override) not in groups]
     lines = [line for line in wrong.values() if line is not None]
     return [*lines, *unknown_keys(others, [*groups], known_keys(valid, folders))]
@@ -48,11 +49,26 @@ def name_of(override: Override) -> str:
 
 
 def unknown_option(override: Override, groups: dict[str, list[str]]) -> str | None:
-    value, options = override.value(), groups[name_of(override)]
-    for item in value if isinstance(value, list) else [value]:
+    options = groups[name_of(override)]
+    for item in chosen(override):
         if isinstance(item, str) and item not in options:
             return unknown(str(override.input_line), item, options)
     return None
+
+
+def chosen(override: Override) -> list[Any]:
+    """One option, all of a list, or each of a sweep's."""
+    if override.is_discrete_sweep():
+        return list(override.sweep_iterator())
+    value = override.value()
+    return value if isinstance(value, list) else [value]
+
+
+def for_one_job(override: Override) -> str:
+    """The override as the first job of a sweep has it."""
+    if not override.is_discrete_sweep():
+        return str(override.input_line)
+    return f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
 
 
 def unknown_keys(
