@@ -19,6 +19,7 @@ from rlpost.distillation.context import TeacherContext
 from rlpost.distillation.vocabulary import check_vocabularies
 from rlpost.errors import StoppedError
 from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
+from rlpost.loops.memory_report import MemoryReport
 from rlpost.loops.passes import plan_passes
 from rlpost.loops.rollout_only import RolloutOnly
 from rlpost.loops.rollouts import Rollouts
@@ -137,8 +138,16 @@ class Builder:
             drop_constant=algorithm.dynamic_sampling,
             credit=step_credit(config),
             turns=self.turns(engines, roles),
+            memory=self.memory_report(engines, prm_engines, roles),
             stop=self.stop,
         )
+
+    def memory_report(
+        self, engines: list[Worker], prm_engines: list[Worker], roles: Mapping[str, Role]
+    ) -> MemoryReport:
+        workers = {name: role.group.workers for name, role in roles.items()}
+        served = {"engine": engines, "prm": prm_engines}
+        return MemoryReport(self.plan.memory.workers, workers | served)
 
     def turns(self, engines: list[Worker], roles: Mapping[str, Role]) -> Turns | None:
         if not shares_devices(self.config):
@@ -254,6 +263,7 @@ class Builder:
             "model_path": str(self.model_paths[model]),
             "dtype": options.dtype,
             "max_model_len": options.max_length,
+            "role": engine.role,
             "rank": engine.rank,
             "seed": self.config.seed,
         }

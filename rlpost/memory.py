@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Parts that follow exactly from the configuration; the others are estimates.
-CERTAIN = ("weights", "gradients", "optimizer", "kv_cache")
+HELD = ("weights", "gradients", "optimizer")
+CERTAIN = (*HELD, "kv_cache")
 
 
 @dataclass(frozen=True)
@@ -39,35 +40,61 @@ class WorkerMemory:
 
 
 def process_memory() -> dict[str, float]:
-    """`rss_bytes` and `rss_peak_bytes` of this process."""
-    with open("/proc/self/statm") as statm:
-        pages = int(statm.read().split()[1])
+    """Of this process: `rss_bytes`, its peak, and `pss_bytes`.
+
+    `pss_bytes` counts a page that n processes share as 1/n.
+    """
     return {
-        "rss_bytes": float(pages * os.sysconf("SC_PAGE_SIZE")),
+        "rss_bytes": float(_resident(os.getpid())),
         "rss_peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+        "pss_bytes": float(_proportional(os.getpid())),
     }
 
 
-def children_memory() -> float:
-    """Resident bytes of all processes below this one."""
-    return float(sum(map(_resident, _below(os.getpid()))))
+def family_memory() -> dict[str, float]:
+    """The same with all processes below this one, each at its own peak."""
+    readings = process_memory()
+    for pid in _below(os.getpid()):
+        readings["rss_bytes"] += _resident(pid)
+        readings["rss_peak_bytes"] += max(_peak(pid), _resident(pid))
+        readings["pss_bytes"] += _proportional(pid)
+    return readings
 
 
 def _below(pid: int) -> list[int]:
-    children = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children += [int(child) for child in task.read_text().split()]
-        except OSError:  # the thread has ended
-            continue
+    children = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in _text(task).split()
+    ]
     return children + [lower for child in children for lower in _below(child)]
 
 
 def _resident(pid: int) -> int:
+    words = _text(Path(f"/proc/{pid}/statm")).split()
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
+
+
+def _proportional(pid: int) -> int:
+    return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")
+
+
+def _peak(pid: int) -> int:
+    return _kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:")
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    """Bytes that a file of /proc gives in kB."""
+    found = [line.split()[1] for line in _text(path).splitlines() if line.startswith(name)]
+    return int(found[0]) * 1024 if found else 0
+
+
+def _text(path: Path) -> str:
+    """Of a file of /proc; empty when its process has ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # it has ended
-        return 0
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def size(num_bytes: float) -> str:

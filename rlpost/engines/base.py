@@ -108,6 +108,6 @@ class Engine(Protocol):
     async def stats(self) -> dict[str, float]: ...
 
     async def memory(self) -> dict[str, float]:
-        """What the engine takes, bytes: `rss_bytes` of its processes."""
+        """What the engine's processes take of the host, see rlpost.memory.family_memory."""
 
     async def shutdown(self) -> None: ...

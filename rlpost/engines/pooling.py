@@ -15,7 +15,7 @@ from rlpost.engines.backend import Backend
 from rlpost.engines.jobs import Job
 from rlpost.engines.serving import Served, ServingConfig, started
 from rlpost.errors import EngineError
-from rlpost.memory import children_memory, process_memory
+from rlpost.memory import family_memory
 from rlpost.models.shape import Head
 from rlpost.types import Array
 
@@ -44,12 +44,13 @@ class PoolingEngine:
         model_path: str,
         dtype: str,
         max_model_len: int,
+        role: str,
         rank: int,
         seed: int,
     ) -> None:
         self.config = config
-        self._name = f"prm[{rank}]"
-        self._served = Served(self._name, "prm.engine", model_path, dtype, max_model_len, seed)
+        self._served = Served(role, rank, model_path, dtype, max_model_len, seed)
+        self._name = self._served.name
         self._backend: Backend | None = None
         self._ids = count()
 
@@ -83,8 +84,7 @@ class PoolingEngine:
         return outputs
 
     async def memory(self) -> dict[str, float]:
-        """`rss_bytes` of the engine's processes."""
-        return {"rss_bytes": process_memory()["rss_bytes"] + children_memory()}
+        return family_memory()
 
     async def shutdown(self) -> None:
         if self._backend is not None:

@@ -76,14 +76,24 @@ class ServingConfig:
 
 @dataclass(frozen=True)
 class Served:
-    """A model on one engine. In messages `name` is the engine and `section` its settings' place."""
+    """A model on one engine, of role `engine` (the policy's) or `prm`."""
 
-    name: str
-    section: str
+    role: str
+    rank: int
     model_path: str
     dtype: str
     max_model_len: int
     seed: int
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+        return f"{self.role}[{self.rank}]"
+
+    @property
+    def section(self) -> str:
+        """Where its engine is configured."""
+        return "engine" if self.role == "engine" else f"{self.role}.engine"
 
     def options(self, config: ServingConfig) -> dict[str, Any]:
         """vLLM's, without those of one kind of engine."""

@@ -22,7 +22,7 @@ from rlpost.engines.requests import (
 from rlpost.engines.serving import Served, ServingConfig, started
 from rlpost.engines.weight_set import check_complete, whole_fingerprints
 from rlpost.errors import EngineError, WeightSyncError
-from rlpost.memory import children_memory, process_memory
+from rlpost.memory import family_memory
 from rlpost.models.shape import Head
 from rlpost.types import Array, GenerateRequest, Generation
 
@@ -33,7 +33,7 @@ class VllmEngineConfig(ServingConfig):
 
 
 class VllmEngine:
-    """Engine (see rlpost.engines.base). Lives on one event loop; `rank` is used in messages.
+    """Engine (see rlpost.engines.base). Lives on one event loop; `role`, `rank` are for messages.
 
     A dead vLLM, or an exception in a step, fails all pending and later calls with EngineError.
     """
@@ -48,12 +48,13 @@ class VllmEngine:
         model_path: str,
         dtype: str,
         max_model_len: int,
+        role: str,
         rank: int,
         seed: int,
     ) -> None:
         self.config = config
-        self._name = f"engine[{rank}]"
-        self._served = Served(self._name, "engine", model_path, dtype, max_model_len, seed)
+        self._served = Served(role, rank, model_path, dtype, max_model_len, seed)
+        self._name = self._served.name
         self._backend: Backend | None = None
         self._book = JobBook(self._name)
         self._score_ids = count()
@@ -179,8 +180,7 @@ class VllmEngine:
         }
 
     async def memory(self) -> dict[str, float]:
-        """`rss_bytes` of the engine's processes."""
-        return {"rss_bytes": process_memory()["rss_bytes"] + children_memory()}
+        return family_memory()
 
     async def shutdown(self) -> None:
         if self._backend is not None:

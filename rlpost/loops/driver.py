@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlpost.cluster.workers import Worker, WorkerGroup
     from rlpost.data.ledger import Ledger
     from rlpost.loops.evaluation import Evaluator
+    from rlpost.loops.memory_report import MemoryReport
     from rlpost.loops.rollouts import Rollouts
     from rlpost.loops.turns import Turns
     from rlpost.prm.credit import CreditConfig
@@ -88,6 +89,7 @@ class Driver:
     drop_constant: bool
     turns: Turns | None = None  # where engines and trainers share devices
     credit: CreditConfig | None = None  # of process rewards, where they make advantages
+    memory: MemoryReport | None = None  # not measured yet
     step: int = 0
     policy_version: int = 0
     resumed: bool = False
@@ -244,6 +246,7 @@ class Driver:
         """Records the step, saves and evaluates if due. When asked to stop, saves and leaves."""
         self.record(batch, metrics, staleness=staleness)
         await self.write_samples(batch)
+        await self._measure_memory()
         leaving = self.stop.came and self.step < self.schedule.num_steps
         await self.save_if_due(leaving=leaving)
         if not leaving:
@@ -346,6 +349,12 @@ class Driver:
             deadline_s=self.schedule.step_deadline_s,
         )
         self._writing = asyncio.ensure_future(call)
+
+    async def _measure_memory(self) -> None:
+        """Once, after the first step."""
+        if self.memory is not None:
+            self.recorder.add(await self.memory.measure())
+            self.memory = None
 
     async def wait_for_samples(self) -> None:
         if self._writing is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlpost.memory import size
 from rlpost.tracking.base import RunStatus
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class ConsoleTracker:
             self._evals.setdefault(name, []).append(value)
         line = step_line(step, self._num_steps, metrics, self._remaining_s())
         self._console.print(line)
+        if memory := memory_line(metrics):
+            self._console.print(f"[dim]{memory}[/]")
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=step)
 
@@ -116,6 +119,17 @@ def step_line(
     if remaining_s is not None and step < num_steps:
         parts.append(f"{duration(remaining_s)} left")
     return "  ".join(parts)
+
+
+def memory_line(metrics: Mapping[str, float]) -> str:
+    """`memory, measured / planned:  actor 1.1 GiB / 1.2 GiB`; empty where nothing was measured."""
+    parts = []
+    for name, value in metrics.items():
+        if name.startswith("memory/") and name.endswith("/measured_bytes"):
+            role = name.removeprefix("memory/").removesuffix("/measured_bytes")
+            planned = metrics.get(f"memory/{role}/planned_bytes")
+            parts.append(f"{role} {size(value)} / {'?' if planned is None else size(planned)}")
+    return "  ".join(["memory, measured / planned:", *parts]) if parts else ""
 
 
 def accuracies(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -91,8 +91,8 @@ class RoleRank(Protocol):
     def memory(self) -> dict[str, float]:
         """What the rank takes, bytes.
 
-        `weights_bytes`, `gradients_bytes`, `optimizer_bytes` of the tensors it holds; `rss_bytes`
-        and, on a GPU, `device_bytes`, with their peaks.
+        `weights_bytes`, `gradients_bytes`, `optimizer_bytes` of the tensors it holds; those of
+        rlpost.memory.process_memory and, on a GPU, `device_bytes` and `device_peak_bytes`.
         """
 
 
