@@ -154,6 +154,7 @@ def engine_context(folder: Path, *, rank: int = 0, dtype: str = "float32") -> di
         "model_path": str(folder),
         "dtype": dtype,
         "max_model_len": MAX_LEN,
+        "role": "engine",
         "rank": rank,
         "seed": 0,
     }

@@ -157,6 +157,7 @@ def served(folder: Path, log_dir: Path, sequences: list[list[int]]) -> Any:
             "model_path": str(folder),
             "dtype": "float32",
             "max_model_len": 64,
+            "role": "prm",
             "rank": 0,
             "seed": 0,
         }

@@ -9,6 +9,7 @@ import pytest
 from engine_rig import engine_config
 
 from rlpost.engines.requests import stop_token_ids
+from rlpost.engines.serving import Served
 from rlpost.engines.weight_set import whole_fingerprints
 from rlpost.errors import EngineError, WeightSyncError
 
@@ -61,3 +62,8 @@ def test_parts_of_ranks_add_up_and_copies_count_once() -> None:
 def test_unequal_copies_are_an_error() -> None:
     with pytest.raises(WeightSyncError, match="different copies of norm"):
         whole_fingerprints("engine[0]", ["norm"], [{"norm": (0, 9)}, {"norm": (0, 8)}])
+
+
+def test_an_engine_of_the_judge_names_its_own_settings() -> None:
+    served = Served("prm", 1, "folder", "float32", 64, 0)
+    assert (served.name, served.section) == ("prm[1]", "prm.engine")
