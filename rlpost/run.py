@@ -20,6 +20,7 @@ from rlpost.errors import StoppedError
 from rlpost.objective import objective_of
 from rlpost.plan import RunPlan
 from rlpost.plan.placement import placements
+from rlpost.rerun import write_rerun
 from rlpost.tracking.base import ChosenTracker, RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
 from rlpost.tracking.environment import write_environment
@@ -96,7 +97,7 @@ def write_settings(config: RunConfig, plan: RunPlan, run_dir: Path) -> list[Path
     """What was decided and what follows from it, as files for people."""
     settings = run_dir / "config.yaml"
     settings.write_text(yaml.safe_dump(config.plain(), sort_keys=False))
-    return [settings, *plan.write(run_dir)]
+    return [settings, write_rerun(config.plain(), run_dir), *plan.write(run_dir)]
 
 
 @contextlib.contextmanager

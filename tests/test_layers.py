@@ -18,7 +18,7 @@ ROWS = [
     "overrides",
     "job",
     "run",
-    "builder",
+    "builder rerun",
     "plan checks",
     "loops",
     "rollout weight_sync checkpoint",
