@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlpost.cli import readable_errors
-from rlpost.errors import ConfigError
+from rlpost.errors import ConfigError, RlpostError
 
 
 class SweepCallback(Callback):
@@ -31,14 +31,14 @@ def not_only_a_warning() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, RlpostError):
             raise
         traceback.print_exc()
         raise SystemExit(1) from error
 
 
 def begin(config: DictConfig) -> None:
-    from rlpost.config import build, load_sweep
+    from rlpost.config import load_sweep
     from rlpost.sweeps import session
     from rlpost.tracking.mlflow import MlflowTracker
 
@@ -47,9 +47,9 @@ def begin(config: DictConfig) -> None:
         settings = load_sweep(config)
         direction = settings.objective.direction if settings.objective else "maximize"
         adapt_optuna(config, direction)
-    sections = [] if settings.plan else settings.tracking.values()
-    trackers = [build(item) for item in sections if issubclass(item.target, MlflowTracker)]
-    sweep = session.Sweep(folder, settings.objective, trackers)
+    chosen = [] if settings.plan else settings.tracking.values()
+    stores = [item for item in chosen if issubclass(item.target, MlflowTracker)]
+    sweep = session.Sweep(folder, settings.objective, stores)
     session.lead(sweep)
     sweep.begin(f"{settings.run_name} sweep", params(config))
 

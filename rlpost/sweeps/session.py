@@ -7,16 +7,18 @@ Hydra and ends what Hydra's start hook began.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlpost.config import Section, build
 from rlpost.objective import ObjectiveConfig
 from rlpost.sweeps import summary
 from rlpost.sweeps.record import JobRecord, read_all
 from rlpost.tracking import sweep_file
 from rlpost.tracking.base import RunStatus
+from rlpost.tracking.guard import Guard
 from rlpost.tracking.mlflow import MlflowTracker
 
 NO_TRIAL = "No trials are completed yet"  # Optuna, when it is asked for the best of none
@@ -24,18 +26,27 @@ KEPT = ("summary.csv", "summary.md", "multirun.yaml", "optimization_results.yaml
 
 
 class Sweep:
-    """`trackers` hold one run each for the whole sweep; the jobs' runs are its children."""
+    """`stores` get one run each for the whole sweep; the jobs' runs are its children."""
 
     def __init__(
-        self, folder: Path, objective: ObjectiveConfig | None, trackers: list[MlflowTracker]
+        self, folder: Path, objective: ObjectiveConfig | None, stores: Sequence[Section] = ()
     ) -> None:
         self.folder = folder
         self._objective = objective
-        self._trackers = trackers
+        self._guard = Guard(folder / "guard.log")
+        self._trackers: list[MlflowTracker] = [
+            build(store, resume_run_id=None, leave_will=self._guard.add) for store in stores
+        ]
+        self._until_the_end = contextlib.ExitStack()
 
     def begin(self, run_name: str, params: Mapping[str, Any]) -> None:
-        """Raises TrackingError if a tracker can't be reached: no job could be either."""
+        """Raises TrackingError if a store can't be reached: no job could reach it either."""
+        from rlpost.run import stoppable
+
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._until_the_end.enter_context(stoppable())
+        if self._trackers:
+            self._until_the_end.enter_context(self._guard)
         for tracker in self._trackers:
             tracker.start(run_name=run_name, run_dir=self.folder, params=params)
         runs = {item.config.tracking_uri: str(item.run_id) for item in self._trackers}
@@ -43,6 +54,10 @@ class Sweep:
 
     def end(self, status: RunStatus) -> bool:
         """Prints and keeps the summary, closes the trackers. Whether every job ended well."""
+        with self._until_the_end:
+            return self._end(status)
+
+    def _end(self, status: RunStatus) -> bool:
         records = self.records(status)
         bad = {record.status for record in records} & {"FAILED", "KILLED"}
         if records:

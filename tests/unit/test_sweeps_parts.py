@@ -101,7 +101,7 @@ def test_a_failed_job_ends_the_sweep_if_asked(tmp_path: Path) -> None:
     with pytest.raises(EngineError):  # of a process that only runs the job
         job(tmp_path, stop_sweep=True).run(lambda: fail(EngineError("died")))
     with pytest.raises(SystemExit), session.whole_sweep():  # Hydra stops at no Exception
-        session.lead(session.Sweep(tmp_path, None, []))
+        session.lead(session.Sweep(tmp_path, None))
         job(tmp_path, stop_sweep=True).run(lambda: fail(EngineError("died")))
     assert "FAILED" in (tmp_path / "summary.md").read_text()
 
@@ -114,7 +114,7 @@ def test_a_number_that_is_none_is_said_and_kept_from_the_sweeper(tmp_path: Path)
 
 def test_ctrl_c_marks_the_job_and_leaves_the_summary(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), session.whole_sweep():
-        session.lead(session.Sweep(tmp_path, None, []))
+        session.lead(session.Sweep(tmp_path, None))
         job(tmp_path).run(lambda: fail(KeyboardInterrupt()))
     (found,) = read_all(tmp_path)
     assert found.status == "KILLED" and "KILLED" in (tmp_path / "summary.csv").read_text()
@@ -123,7 +123,7 @@ def test_ctrl_c_marks_the_job_and_leaves_the_summary(tmp_path: Path) -> None:
 def test_a_job_that_never_wrote_its_end_has_failed_when_the_sweep_is_over(tmp_path: Path) -> None:
     job(tmp_path)
     with pytest.raises(SystemExit) as ending, session.whole_sweep():
-        session.lead(session.Sweep(tmp_path, None, []))
+        session.lead(session.Sweep(tmp_path, None))
     assert ending.value.code == 1
     assert "its process ended without a word" in (tmp_path / "summary.md").read_text()
 
