@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -124,6 +125,7 @@ class RayCluster:
             self._start()
             if demands is not None:
                 self._places = self._wait_for_room(demands)
+                self._record()
             yield self
         finally:
             self.shutdown()
@@ -159,6 +161,14 @@ class RayCluster:
                 print(message, flush=True)
                 say_at += SAY_EVERY_S
             time.sleep(LOOK_EVERY_S)
+
+    def _record(self) -> None:
+        """Which node each worker is on, by role and rank, for people."""
+        nodes = {node.number: node.address for places in self._places.values() for node in places}
+        roles = {role: [node.number for node in places] for role, places in self._places.items()}
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"nodes": nodes, "roles": roles}, indent=2)
+        (self._log_dir / "placement.json").write_text(text + "\n")
 
     def nodes(self) -> list[Node]:
         """The living nodes, and what is free on each now."""
