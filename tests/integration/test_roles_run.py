@@ -95,10 +95,10 @@ def row(number: int) -> str:
     return json.dumps({"prompt": prompt, "answer": "1", "domain": domain}) + "\n"
 
 
-def trained(run: WholeRun) -> list[dict[str, Any]]:
+def trained(run: WholeRun, step: int | None = None) -> list[dict[str, Any]]:
     tables = [pq.read_table(path) for path in sorted((run.run_dir / "samples").iterdir())]
     rows = [row for table in tables for row in table.to_pylist()]
-    return [row for row in rows if row["reason"] == "trained"]
+    return [row for row in rows if row["reason"] == "trained" and step in (None, row["step"])]
 
 
 def response(row: dict[str, Any], column: str) -> list[Any]:
@@ -108,28 +108,36 @@ def response(row: dict[str, Any], column: str) -> list[Any]:
 # -- two teachers, routed ------------------------------------------------------------------------
 
 
-def teacher_model(run: WholeRun, name: str) -> Any:
+def model_of(run: WholeRun, *section: str) -> Any:
+    """The random model of a section of the run's settings, as transformers reads it."""
     from transformers import AutoModelForCausalLM
 
-    settings = yaml.safe_load((run.run_dir / "config.yaml").read_text())["teachers"][name]["model"]
+    settings = yaml.safe_load((run.run_dir / "config.yaml").read_text())
+    for key in section:
+        settings = settings[key]
     del settings["_target_"]
     folder = TinyModel(TinyModelConfig(**settings)).prepare(run.output_dir / "models")
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def logprobs(model: Any, row: dict[str, Any]) -> np.ndarray:
-    """Of the response's tokens."""
+def distributions(model: Any, row: dict[str, Any]) -> torch.Tensor:
+    """[R, V] log-probs at the tokens of the response."""
     ids = torch.tensor(row["token_ids"])
     with torch.no_grad():
-        scores = model(ids[None]).logits[0, :-1].log_softmax(-1)
-    found = scores.gather(-1, ids[1:, None])[:, 0].numpy()
-    return found[row["prompt_length"] - 1 :]
+        scores: torch.Tensor = model(ids[None]).logits[0, :-1].log_softmax(-1)
+    return scores[row["prompt_length"] - 1 :]
+
+
+def logprobs(model: Any, row: dict[str, Any]) -> np.ndarray:
+    """[R] of the response's tokens."""
+    ids = torch.tensor(row["token_ids"][row["prompt_length"] :])
+    return distributions(model, row).gather(-1, ids[:, None])[:, 0].numpy()
 
 
 def test_each_prompt_is_scored_by_the_teacher_of_its_domain(runs: dict[str, WholeRun]) -> None:
     rows = trained(runs["routed"])
     for name, sign in zip(DOMAINS, "+-", strict=True):
-        model = teacher_model(runs["routed"], name)
+        model = model_of(runs["routed"], "teachers", name, "model")
         for row in rows:
             close = np.allclose(logprobs(model, row), response(row, "teacher_logprobs"), atol=1e-3)
             assert close == (sign in row["prompt"]), row["prompt"]
@@ -155,7 +163,7 @@ def test_votes_settle_the_score_of_a_step(
     run = runs[name]
     scores = [score for row in trained(run) for score in row["step_scores"]]
     known = {score for score in scores if not math.isnan(score)}
-    assert known == values, "a random judge says all that can be said"
+    assert {0, 1} <= known <= values
     missing = sum(math.isnan(score) for score in scores)
     assert 0 < missing == sum(run.column("prm/missing"))
     assert (run.run_dir / "logs" / "prm-0.log").exists() == (name == "held")
@@ -180,10 +188,18 @@ def test_weights_may_be_published_every_second_step(runs: dict[str, WholeRun]) -
     assert run.column("policy/staleness/max") == [0, 0, 1, 0, 1]
 
 
-def test_the_actor_comes_nearer_to_the_teacher_in_its_ranks(runs: dict[str, WholeRun]) -> None:
+def test_the_teacher_in_the_actors_ranks_is_compared_over_the_whole_vocabulary(
+    runs: dict[str, WholeRun],
+) -> None:
+    """Sum of p log(p/q) at each answered token, p being the student before its first update."""
     run = runs["held"]
+    student, big = model_of(run, "model"), model_of(run, "teachers", "big", "model")
+    found = []
+    for row in trained(run, step=1):
+        log_p, log_q = (distributions(model, row) for model in (student, big))
+        found.append((log_p.exp() * (log_p - log_q)).sum(-1))
     divergence = run.column("distill/divergence/mean")
-    assert divergence[-1] < 0.9 * divergence[0]
+    assert divergence[0] == pytest.approx(torch.cat(found).mean().item(), rel=1e-3)
     assert not list((run.run_dir / "logs").glob("teacher*"))
 
 
