@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
 import time
 import traceback
@@ -58,9 +59,18 @@ class Job:
     def _write(
         self, status: JobStatus, objective: float | None, seconds: float, reason: str
     ) -> None:
-        folder = str(self.folder)
         record.write(
-            JobRecord(self.number, folder, self.overrides, status, objective, seconds, reason)
+            JobRecord(
+                job=self.number,
+                folder=str(self.folder),
+                overrides=self.overrides,
+                status=status,
+                objective=objective,
+                seconds=seconds,
+                reason=reason,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+            )
         )
 
     def run(self, start: Callable[[], float | None]) -> float | None:

@@ -22,7 +22,7 @@ JobStatus = Literal["RUNNING", "FINISHED", "PLANNED", "FAILED", "KILLED"]
 class JobRecord:
     """Job 3 failed after 2.5 s:
 
-    JobRecord(3, "/outputs/.../3", ("seed=2",), "FAILED", None, 2.5, "EngineError: engine 0 died")
+    JobRecord(3, "/out/3", ("seed=2",), "FAILED", None, 2.5, "EngineError: died", "node1", 4711)
     """
 
     job: int
@@ -32,6 +32,8 @@ class JobRecord:
     objective: float | None  # None: it has none
     seconds: float
     reason: str  # why it has no objective; "" when there is nothing to say
+    host: str  # where it runs or ran, as process `pid`
+    pid: int
 
 
 def write(record: JobRecord) -> None:

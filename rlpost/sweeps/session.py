@@ -15,6 +15,7 @@ from typing import Any
 from rlpost.config import Section, build
 from rlpost.objective import ObjectiveConfig
 from rlpost.sweeps import summary
+from rlpost.sweeps.interrupt import interrupt_jobs
 from rlpost.sweeps.record import JobRecord, read_all
 from rlpost.tracking import sweep_file
 from rlpost.tracking.base import RunStatus
@@ -71,9 +72,12 @@ class Sweep:
 
     def records(self, status: RunStatus) -> list[JobRecord]:
         """Best first. A job of a finished sweep that never wrote its end has lost its process."""
-        records = read_all(self.folder)
-        if status == "FINISHED":
-            records = [lost(record) if record.status == "RUNNING" else record for record in records]
+        if status == "KILLED":
+            interrupt_jobs(self.folder)
+        end = lost if status == "FINISHED" else left
+        records = [
+            end(item) if item.status == "RUNNING" else item for item in read_all(self.folder)
+        ]
         return summary.ranked(records, self._objective.direction if self._objective else "maximize")
 
     def _summarise(self, records: list[JobRecord]) -> None:
@@ -98,6 +102,11 @@ class Sweep:
         for name in KEPT:
             if (self.folder / name).is_file():
                 tracker.artifact(self.folder / name)
+
+
+def left(record: JobRecord) -> JobRecord:
+    """The sweep ends before this job."""
+    return replace(record, reason=f"still runs as process {record.pid} on {record.host}")
 
 
 def lost(record: JobRecord) -> JobRecord:

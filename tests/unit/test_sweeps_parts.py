@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from rlpost.errors import ConfigError, EngineError
 from rlpost.objective import ObjectiveConfig, objective_of
 from rlpost.sweeps import session, summary
 from rlpost.sweeps.job import Job
-from rlpost.sweeps.record import JobRecord, read_all
+from rlpost.sweeps.record import JobRecord, read_all, write
 from rlpost.tracking import sweep_file
 
 HISTORY = {
@@ -29,7 +33,7 @@ def objective(metric: str, direction: str = "maximize", reduce: str = "last") ->
 
 def record(job: int, value: float | None, status: str = "FINISHED") -> JobRecord:
     overrides = ("recipe=x", f"seed={job}")
-    return JobRecord(job, f"/out/{job}", overrides, status, value, 1.25, "")  # type: ignore
+    return JobRecord(job, f"/out/{job}", overrides, status, value, 1.25, "", "here", 1)  # type: ignore
 
 
 @pytest.mark.parametrize(
@@ -68,10 +72,8 @@ def test_the_best_job_comes_first_and_those_without_a_number_last() -> None:
 
 
 def test_the_summary_holds_the_whole_number_and_only_what_differs() -> None:
-    records = [
-        record(0, 1 / 3),
-        JobRecord(1, "/out/1", ("recipe=x",), "FAILED", None, 2.0, "a|b\nc"),
-    ]
+    failed = replace(record(1, None, "FAILED"), overrides=("recipe=x",), reason="a|b\nc")
+    records = [record(0, 1 / 3), failed]
     first, second = csv.DictReader(io.StringIO(summary.csv_text(records)))
     assert float(first["objective"]) == 1 / 3 and first["overrides"] == "seed=0"
     assert second["reason"] == "a|b\nc" and second["overrides"] == ""
@@ -133,3 +135,14 @@ def test_a_job_finds_the_run_of_its_sweep_in_the_same_store_only(tmp_path: Path)
     assert sweep_file.parent_run(tmp_path / "3", "sqlite:///a.db") == "abc"
     assert sweep_file.parent_run(tmp_path / "3", "sqlite:///b.db") is None
     assert sweep_file.parent_run(tmp_path.parent / "alone", "sqlite:///a.db") is None
+
+
+def test_ctrl_c_reaches_a_job_in_another_process(tmp_path: Path) -> None:
+    job(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        write(replace(read_all(tmp_path)[0], pid=other.pid))
+        with pytest.raises(KeyboardInterrupt), session.whole_sweep():
+            session.lead(session.Sweep(tmp_path, None))
+            raise KeyboardInterrupt
+        assert other.wait(0) == -signal.SIGINT
+    assert f"still runs as process {other.pid}" in (tmp_path / "summary.md").read_text()
