@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from rlpost.loops.batches import Batch
-from rlpost.loops.driver import Driver, Role, Schedule
+from rlpost.loops.driver import Driver
 from rlpost.loops.passes import plan_passes
+from rlpost.loops.schedule import Schedule
+from rlpost.loops.trainers import Role, Trainers
 from rlpost.metrics import mean
 from rlpost.trainers.base import TrainResult
 from rlpost.types import GroupHandle, PassResult, StoredBlock
@@ -81,26 +83,34 @@ class Ledger:
 def driver() -> Driver:
     Group.most = 0
     sizes = {"actor": 2, "reference": 1, "critic": 1}
-    return Driver(
-        schedule=Schedule(
-            num_steps=4,
-            steps_per_epoch=4,
-            prompts_per_step=2,
-            num_minibatches=1,
-            num_ppo_epochs=2,
-            num_critic_only_steps=2,
-            step_deadline_s=1.0,
-        ),
+    recorder = Recorder()
+    schedule = Schedule(
+        num_steps=4,
+        steps_per_epoch=4,
+        prompts_per_step=2,
+        num_minibatches=1,
+        num_ppo_epochs=2,
+        num_critic_only_steps=2,
+        step_deadline_s=1.0,
+    )
+    trainers = Trainers(
+        schedule=schedule,
         passes=plan_passes(("old_logprobs", "ref_logprobs", "values")),
         critic_passes=plan_passes(("values",)),
         roles={name: Role(Group(name, size), size) for name, size in sizes.items()},
+        credit=None,
+        recorder=recorder,
+    )
+    return Driver(
+        schedule=schedule,
+        trainers=trainers,
         engines=[],
         rollouts=None,
         ledger=Ledger(),
         weight_sync=None,
         evaluator=None,
         checkpointer=Checkpointer(),
-        recorder=Recorder(),
+        recorder=recorder,
         tracker_run_ids={},
         scored=True,
         drop_constant=False,
@@ -126,7 +136,7 @@ async def step(driver: Driver) -> tuple[Batch, dict[str, float]]:
 
 
 def calls(driver: Driver, role: str) -> list[Any]:
-    return driver.roles[role].group.called
+    return driver.trainers.roles[role].group.called
 
 
 async def test_at_first_only_the_critic_is_asked_and_no_version_is_made(driver: Driver) -> None:
@@ -165,3 +175,26 @@ async def test_only_frozen_roles_start_early_and_no_pass_runs_twice(driver: Driv
     whole = await driver.run_passes(ahead)
     assert calls(driver, "reference") == [("compute_logprobs", "ref_logprobs")]
     assert {item.name for item in whole.done} == {"old_logprobs", "ref_logprobs", "values"}
+
+
+async def test_asked_to_stop_it_saves_after_the_step_at_hand_and_leaves(driver: Driver) -> None:
+    done: list[str] = []
+    driver.record = lambda *_, **__: done.append("record")
+    driver.write_samples = lambda *_: asyncio.sleep(0)
+    driver.recorder.flush = lambda step: done.append(f"flush {step}")
+    driver.checkpointer.due = lambda *_, **__: False
+    batch, metrics = await step(driver)
+    driver.stop = Stop()
+    await driver.finish_step(batch, metrics, staleness=0.0)
+    assert driver.last_checkpoint == Path("saved")
+    assert driver.finished and driver.leaving and done == ["record", "flush 1"]
+
+
+async def test_asked_to_stop_before_its_first_step_it_leaves_at_once(driver: Driver) -> None:
+    driver.stop = Stop()
+    await driver.start()
+    assert driver.finished and driver.last_checkpoint is None
+
+
+class Stop:
+    came = True
