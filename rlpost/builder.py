@@ -18,12 +18,14 @@ from rlpost.distillation.base import Distillation
 from rlpost.distillation.context import TeacherContext
 from rlpost.distillation.vocabulary import check_vocabularies
 from rlpost.errors import StoppedError
-from rlpost.loops.driver import TRAINED, Driver, Role, Schedule
+from rlpost.loops.driver import Driver
 from rlpost.loops.memory_report import MemoryReport
 from rlpost.loops.passes import plan_passes
 from rlpost.loops.rollout_only import RolloutOnly
 from rlpost.loops.rollouts import Rollouts
+from rlpost.loops.schedule import Schedule
 from rlpost.loops.train_only import TrainOnly
+from rlpost.loops.trainers import TRAINED, Role, Trainers
 from rlpost.loops.turns import MOVE_DEADLINE_S, Turns
 from rlpost.models.small import prepare_small
 from rlpost.plan import RunPlan
@@ -121,9 +123,7 @@ class Builder:
             self.recorder.add({f"eval/{evaluator.source.name}/trained_on": float(len(shared))})
         return Driver(
             schedule=self.schedule(),
-            passes=plan_passes(self.plan.passes, own_passes(config)),
-            critic_passes=plan_passes(algorithm.critic_passes if config.critic else ()),
-            roles=roles,
+            trainers=self.trainers(roles),
             engines=engines,
             rollouts=Rollouts(
                 worker, group_size=config.group_size, deadline_s=rollout.generate_deadline_s
@@ -136,7 +136,6 @@ class Builder:
             tracker_run_ids=self.tracker.run_ids(),
             scored=config.reward is not None,
             drop_constant=algorithm.dynamic_sampling,
-            credit=step_credit(config),
             turns=self.turns(engines, roles),
             memory=self.memory_report(engines, prm_engines, roles),
             stop=self.stop,
@@ -148,6 +147,17 @@ class Builder:
         workers = {name: role.group.workers for name, role in roles.items()}
         served = {"engine": engines, "prm": prm_engines}
         return MemoryReport(self.plan.memory.workers, workers | served)
+
+    def trainers(self, roles: dict[str, Role]) -> Trainers:
+        config, algorithm = self.config, build(self.config.algorithm)
+        return Trainers(
+            schedule=self.schedule(),
+            passes=plan_passes(self.plan.passes, own_passes(config)),
+            critic_passes=plan_passes(algorithm.critic_passes if config.critic else ()),
+            roles=roles,
+            credit=step_credit(config),
+            recorder=self.recorder,
+        )
 
     def turns(self, engines: list[Worker], roles: Mapping[str, Role]) -> Turns | None:
         if not shares_devices(self.config):

@@ -4,79 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpost.cluster.signals import StopRequest
-from rlpost.cluster.workers import gather
 from rlpost.loops import report
-from rlpost.loops.batches import Batch, drop_reason, view_for
+from rlpost.loops.batches import Batch, drop_reason
 from rlpost.loops.draws import book, check_draw_budget, draw_prompts
-from rlpost.loops.passes import Pass, check_delivered, early, rounds
-from rlpost.metrics import merge, results
-from rlpost.types import BatchView, GroupHandle, PassResult, StoredBlock
+from rlpost.types import GroupHandle
 
 if TYPE_CHECKING:
     from rlpost.checkpoint import Checkpointer
-    from rlpost.cluster.workers import Worker, WorkerGroup
+    from rlpost.cluster.workers import Worker
     from rlpost.data.ledger import Ledger
     from rlpost.loops.evaluation import Evaluator
     from rlpost.loops.memory_report import MemoryReport
     from rlpost.loops.rollouts import Rollouts
+    from rlpost.loops.schedule import Schedule
+    from rlpost.loops.trainers import Trainers
     from rlpost.loops.turns import Turns
-    from rlpost.prm.credit import CreditConfig
     from rlpost.tracking.recorder import Recorder
-    from rlpost.trainers.base import TrainResult
     from rlpost.weight_sync.transaction import WeightSync
-
-
-TRAINED = ("actor", "critic")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Batch arithmetic of the run, fixed before it starts."""
-
-    num_steps: int
-    steps_per_epoch: int
-    prompts_per_step: int
-    num_minibatches: int
-    num_ppo_epochs: int
-    num_critic_only_steps: int
-    step_deadline_s: float
-
-    def is_last(self, step: int) -> bool:
-        return step == self.num_steps
-
-    def trains_actor(self, step: int) -> bool:
-        """Whether batch number `step` (from 0) trains the actor, or the critic only."""
-        return step >= self.num_critic_only_steps
-
-    def is_epoch_end(self, step: int) -> bool:
-        return step > 0 and step % self.steps_per_epoch == 0
-
-
-@dataclass(frozen=True)
-class Role:
-    """A trainer role: its ranks and how many rows-takers (data-parallel ranks) they form."""
-
-    group: WorkerGroup
-    data_parallel_size: int
 
 
 @dataclass
 class Driver:
-    """Services of a run and its position. `step` counts finished batches.
-
-    `critic_passes` take the place of `passes` on a batch that trains the critic only.
-    """
+    """Services of a run and its position. `step` counts finished batches."""
 
     schedule: Schedule
-    passes: tuple[Pass, ...]
-    critic_passes: tuple[Pass, ...]
-    roles: dict[str, Role]
+    trainers: Trainers
     engines: list[Worker]
     rollouts: Rollouts
     ledger: Ledger
@@ -88,7 +45,6 @@ class Driver:
     scored: bool
     drop_constant: bool
     turns: Turns | None = None  # where engines and trainers share devices
-    credit: CreditConfig | None = None  # of process rewards, where they make advantages
     memory: MemoryReport | None = None  # not measured yet
     step: int = 0
     policy_version: int = 0
@@ -97,15 +53,6 @@ class Driver:
     stop: StopRequest = field(default_factory=StopRequest)
     leaving: bool = False  # before the last step, as the stop request asks
     _writing: asyncio.Task[None] | None = None
-
-    @property
-    def actor(self) -> Role:
-        return self.roles["actor"]
-
-    @property
-    def trained(self) -> dict[str, Role]:
-        """The roles with an optimizer: what a checkpoint holds and a resume restores."""
-        return {name: role for name, role in self.roles.items() if name in TRAINED}
 
     async def _engines_turn(self) -> None:
         if self.turns is not None:
@@ -155,74 +102,18 @@ class Driver:
 
     async def run_early_passes(self, batch: Batch) -> Batch:
         """What frozen roles can compute on the batch while the actor trains on the one before."""
-        return await self._run_side_by_side(batch, early(self._passes_of(batch), TRAINED))
+        return await self.trainers.run_early_passes(batch)
 
     async def run_passes(self, batch: Batch) -> Batch:
         """The batch with all columns that the plan of passes adds."""
         await self._trainers_turn()
-        with self.recorder.span("logprobs"):
-            for ready in rounds(self._passes_of(batch), batch.done):
-                batch = await self._run_side_by_side(batch, ready)
-        return batch
-
-    def _passes_of(self, batch: Batch) -> tuple[Pass, ...]:
-        return self.passes if self.schedule.trains_actor(batch.step) else self.critic_passes
-
-    async def _run_side_by_side(self, batch: Batch, passes: Sequence[Pass]) -> Batch:
-        made = await gather(self._run_pass(batch, item) for item in passes)
-        return batch.with_blocks((block for blocks in made for block in blocks), passes)
-
-    async def _run_pass(self, batch: Batch, item: Pass) -> list[StoredBlock | None]:
-        role = self.roles[item.role]
-        if item.teacher is not None:
-            batch = batch.routed_to(item.teacher)
-            if not batch.groups:
-                return []
-        view = self._view(batch, role)
-        parts: list[PassResult] = await role.group.call(
-            item.method, view, item.name, deadline_s=self.schedule.step_deadline_s
-        )
-        check_delivered(item, parts, view)
-        self.recorder.add_time(item.name, max(part.seconds for part in parts))
-        return [part.block for part in parts]
+        return await self.trainers.run_passes(batch)
 
     async def train(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """The batch's optimizer steps, of all trained roles at the same time.
-
-        Returns the batch with its advantages and returns, and the metrics of all ranks.
-        """
-        names = [
-            name
-            for name in self.trained
-            if name != "actor" or self.schedule.trains_actor(batch.step)
-        ]
-        with self.recorder.span("train"):
-            trained = await gather(self._train_role(batch, self.roles[name]) for name in names)
+        """The batch with its advantages and returns after its optimizer steps, and the metrics."""
+        trained = await self.trainers.train(batch)
         self.step += 1
-        metrics: dict[str, float] = {}
-        for name, parts in zip(names, trained, strict=True):
-            batch = batch.with_blocks(part.block for part in parts)
-            metrics |= results(merge(part.metrics for part in parts))
-            area = "train" if name == "actor" else name
-            metrics[f"{area}/skipped_steps"] = float(parts[0].skipped_steps)
-            self.recorder.add_time(f"train_{name}", max(part.seconds for part in parts))
-        return batch, metrics
-
-    async def _train_role(self, batch: Batch, role: Role) -> list[TrainResult]:
-        view = self._view(batch, role, num_visits=self.schedule.num_ppo_epochs)
-        results: list[TrainResult] = await role.group.call(
-            "train", view, deadline_s=self.schedule.step_deadline_s
-        )
-        return results
-
-    def _view(self, batch: Batch, role: Role, *, num_visits: int = 1) -> BatchView:
-        return view_for(
-            batch,
-            data_parallel_size=role.data_parallel_size,
-            num_minibatches=self.schedule.num_minibatches,
-            num_visits=num_visits,
-            credit=self.credit,
-        )
+        return trained
 
     # -- the frame of a run ------------------------------------------------------------------
 
@@ -274,7 +165,7 @@ class Driver:
         with self.recorder.span("weight_sync"):
             timings = await self.weight_sync.push(
                 self.policy_version,
-                self.actor.group,
+                self.trainers.actor.group,
                 self.engines,
                 full=full,
                 on_prepared=self.turns.admit_weights if self.turns else None,
@@ -293,8 +184,11 @@ class Driver:
         with self.recorder.span("save"):
             self.last_checkpoint = await self.checkpointer.save(
                 self.step,
-                roles={name: role.group for name, role in self.trained.items()},
-                exports={f"{name}_hf" if name != "actor" else "hf": name for name in self.trained},
+                roles={name: role.group for name, role in self.trainers.trained.items()},
+                exports={
+                    f"{name}_hf" if name != "actor" else "hf": name
+                    for name in self.trainers.trained
+                },
                 state=self.state_dict(),
             )
 
@@ -375,7 +269,7 @@ class Driver:
     async def resume(self, folder: Path) -> None:
         """Goes on from a checkpoint: weights, optimizer, data position and policy version."""
         await self._trainers_turn()
-        groups = {name: role.group for name, role in self.trained.items()}
+        groups = {name: role.group for name, role in self.trainers.trained.items()}
         state = await self.checkpointer.load(folder, roles=groups)
         self.step = int(state["step"])
         self.policy_version = int(state["policy_version"])

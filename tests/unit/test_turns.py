@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlpost.cluster.workers import WorkerGroup
-from rlpost.loops.driver import Driver, Role
+from rlpost.loops.driver import Driver
+from rlpost.loops.trainers import Role, Trainers
 from rlpost.loops.turns import Turns
 from rlpost.validation import Section
 from rlpost.weight_sync.transaction import WeightSync, WeightSyncConfig
@@ -86,25 +87,25 @@ def driver(calls: list[str]) -> Any:
     actor, engine = Recorded("actor", calls), Recorded("engine", calls)
     group: Any = WorkerGroup("actor", [actor])  # type: ignore[list-item]
     ledger = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    schedule: Any = SimpleNamespace(
+        trains_actor=lambda step: True, is_epoch_end=lambda step: False, is_last=lambda step: False
+    )
+    recorder: Any = SimpleNamespace(
+        span=lambda name: contextlib.nullcontext(), add=lambda metrics: None
+    )
+    trainers = Trainers(schedule, (), (), {"actor": Role(group, 1)}, None, recorder)
     fields = dict.fromkeys(name for name in Driver.__dataclass_fields__ if name[0] != "_")
     return Driver(
         **fields
         | {
-            "schedule": SimpleNamespace(
-                trains_actor=lambda step: True,
-                is_epoch_end=lambda step: False,
-                is_last=lambda step: False,
-            ),
-            "passes": (),
-            "roles": {"actor": Role(group, 1)},
+            "schedule": schedule,
+            "trainers": trainers,
             "engines": [engine],
             "ledger": ledger,
             "weight_sync": sync(),
             "evaluator": Always(engine),
             "checkpointer": Always(actor),
-            "recorder": SimpleNamespace(
-                span=lambda name: contextlib.nullcontext(), add=lambda metrics: None
-            ),
+            "recorder": recorder,
             "turns": Turns([engine], [group]),
             "step": 1,
             "policy_version": 0,

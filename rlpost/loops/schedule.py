@@ -1,0 +1,28 @@
+"""Batch arithmetic of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Batch arithmetic of the run, fixed before it starts."""
+
+    num_steps: int
+    steps_per_epoch: int
+    prompts_per_step: int
+    num_minibatches: int
+    num_ppo_epochs: int
+    num_critic_only_steps: int
+    step_deadline_s: float
+
+    def is_last(self, step: int) -> bool:
+        return step == self.num_steps
+
+    def trains_actor(self, step: int) -> bool:
+        """Whether batch number `step` (from 0) trains the actor, or the critic only."""
+        return step >= self.num_critic_only_steps
+
+    def is_epoch_end(self, step: int) -> bool:
+        return step > 0 and step % self.steps_per_epoch == 0
