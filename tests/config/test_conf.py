@@ -22,7 +22,7 @@ from rlpost.wording import MISSING
 FILES = sorted(CONF.rglob("*.yaml"))
 RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
 # Those of hydra are Hydra's; the others set keys of the whole run.
-NO_SECTIONS = ("conf", "hydra", "recipe", "sweep", "debug")
+NO_SECTIONS = ("conf", "hydra", "launcher", "recipe", "sweep", "debug")
 OPTIONS = [file for file in FILES if file.parent.name not in NO_SECTIONS]
 ROLE_GROUPS = ("critic",)  # {model, trainer} in place of one class
 NAMED_ROLES = {"teacher": "teachers"}  # group -> key that holds {name: {model, trainer}}
