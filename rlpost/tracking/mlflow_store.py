@@ -56,7 +56,7 @@ class MlflowRun:
         """Writes nested params flat. A resumed run keeps those that it already has."""
         from mlflow.entities import Param
 
-        known = self._client.get_run(self.run_id).data.params
+        known = retried(self._client.get_run, self.run_id).data.params
         flat = {entity_name(name): value for name, value in flatten(params).items()}
         entries = [
             Param(name, cut(str(value), PARAM_LENGTH))
@@ -91,6 +91,7 @@ def open_run(
 
     One process at a time, for a store in a file: two that make its tables at once collide.
     """
+    import_mlflow()  # seconds, for which the runs that start beside this one need not wait
     with _alone(tracking_uri):
         client = _client(tracking_uri)
         experiment_id = retried(_experiment_id, client, experiment, artifact_dir)
@@ -180,14 +181,18 @@ def retried(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     raise AssertionError("unreachable")
 
 
-def _client(tracking_uri: str) -> Any:
+def import_mlflow() -> Any:
     # Read by mlflow when it is imported.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow.tracking import MlflowClient
+    from mlflow import tracking
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri)
+    return tracking
+
+
+def _client(tracking_uri: str) -> Any:
+    return import_mlflow().MlflowClient(tracking_uri)
 
 
 def _experiment_id(client: Any, name: str, artifact_dir: str | None) -> str:
@@ -217,7 +222,7 @@ def _known_run(client: Any, run_id: str | None) -> str | None:
     if run_id is None:
         return None
     try:
-        client.get_run(run_id)
+        retried(client.get_run, run_id)
     except MlflowException:
         return None
     retried(client.update_run, run_id, status="RUNNING")
