@@ -31,10 +31,9 @@ def start(node: DictConfig, run_dir: Path, in_sweep: bool) -> float | None:
     check(config, compared=in_sweep)
     plan = RunPlan.of(config)
     if config.plan:
-        plan.print()
-    plan.check()
-    if config.plan:
+        plan.show(run_dir, in_sweep=in_sweep)
         return None
+    plan.check()
     from rlpost.job import take_part
 
     return take_part(config, plan=plan, run_dir=run_dir, compared=in_sweep)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
+import types
 from typing import Any
 
 
@@ -28,16 +28,21 @@ class LazyModule:
         return value
 
 
-def defer(name: str) -> None:
-    """Lets libraries `import name` without cost: it is loaded when one of its attributes is read.
+class Deferred(types.ModuleType):
+    """What `import name` finds until an attribute is read: then the library is loaded."""
 
-    For a library that imports more than is needed. Nothing happens if it is loaded or not there.
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # what the import system asks of any module
+            raise AttributeError(attribute)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+
+def defer(name: str) -> None:
+    """Lets other libraries `import name` without its cost, for those that import more than needed.
+
+    importlib's own LazyLoader loads at the next `import` statement already (Python 3.11).
     """
-    spec = None if name in sys.modules else importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
-        return
-    loader = importlib.util.LazyLoader(spec.loader)
-    spec.loader = loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    loader.exec_module(module)
+    if name not in sys.modules:
+        sys.modules[name] = Deferred(name)

@@ -15,7 +15,7 @@ from rlpost.cluster.nodes import Demands
 from rlpost.config import RunConfig
 from rlpost.engines.memory import kv_cache_tokens, kv_token_bytes
 from rlpost.errors import ConfigError
-from rlpost.memory import WorkerMemory, size
+from rlpost.memory import CERTAIN, WorkerMemory, size
 from rlpost.plan import variants
 from rlpost.plan.disk import DiskPlan
 from rlpost.plan.machine import Machine
@@ -26,8 +26,6 @@ from rlpost.roles import engine_roles
 KINDS = ("num_cpus", "num_gpus")
 MIB = 1 << 20
 SHOWN = 3
-# What is certain on the fullest host and the fullest GPU.
-Certain = Callable[[RunConfig], Load]
 
 
 def either(ways: Iterable[str]) -> str:
@@ -130,18 +128,18 @@ def over(
         for bundle in here
         if bundle.role in plan.workers
     ]
-    holders = [(name, memory) for name, memory in holders if memory.on_gpu == on_gpu]
+    holders = [item for item in holders if item[1].on_gpu == on_gpu and item[1].certain_bytes]
     holders.sort(key=lambda holder: -holder[1].certain_bytes)
     shown = " + ".join(f"{name} {largest(memory)}" for name, memory in holders[:SHOWN])
     more = " + ..." if len(holders) > SHOWN else ""
-    ways = ways_to_fit(config, load.certain - have, have, on_gpu=on_gpu, replan=replan)
+    ways = ways_to_fit(config, load.planned - have, have, on_gpu=on_gpu, replan=replan)
     advice = either(ways) or "a smaller model, or more memory"
     return f"{place}: {shown}{more} exceeds {size(have)}; try {advice}"
 
 
 def largest(memory: WorkerMemory) -> str:
     """The worker's bytes and the part that is most of them."""
-    certain = {name: value for name, value in memory.parts.items() if value}
+    certain = {name: value for name, value in memory.parts.items() if name in CERTAIN}
     part = max(certain, key=lambda name: certain[name])
     return f"{size(memory.certain_bytes)} ({part} {size(certain[part])})"
 
@@ -154,7 +152,7 @@ def ways_to_fit(
     on_gpu: bool,
     replan: Callable[[RunConfig], MemoryPlan],
 ) -> Iterator[str]:
-    """The first change of each key after which all of one kind of memory fits."""
+    """The first change of each key after which all of one kind of memory fits, estimates too."""
     count = config.engine.config.num_engines if config.engine is not None else 1
     less = -(-excess // (1 if on_gpu else count) // MIB) * MIB
     tried = chain(
@@ -168,7 +166,7 @@ def ways_to_fit(
         key = text.partition("=")[0]
         plan = replan(made)
         loads = plan.devices.values() if on_gpu else plan.hosts.values()
-        if key not in seen and all(load.certain <= have for load in loads):
+        if key not in seen and all(load.planned <= have for load in loads):
             seen.add(key)
             yield text
 

@@ -17,6 +17,7 @@ from rlpost.loops.passes import rounds
 from rlpost.plan import arithmetic, fits
 from rlpost.plan.arithmetic import Split
 from rlpost.plan.disk import DiskPlan, disk_plan
+from rlpost.plan.folder import leave_nothing
 from rlpost.plan.machine import Machine, this_machine
 from rlpost.plan.memory import MemoryPlan, Shapes, colocated, memory_plan
 from rlpost.plan.placement import Bundle, bundles, groups, placements
@@ -99,6 +100,13 @@ class RunPlan:
         console = console or Console()
         for item in sections(self):
             console.print(item)
+
+    def show(self, run_dir: Path, *, in_sweep: bool) -> None:
+        """Prints it for a launch that does nothing else. Raises ConfigError if it can't fit."""
+        self.print()
+        if not in_sweep:
+            leave_nothing(run_dir)
+        self.check()
 
     def write(self, folder: Path) -> list[Path]:
         """For people and for programs."""

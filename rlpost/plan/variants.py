@@ -10,26 +10,26 @@ from rlpost.config import RunConfig, Section
 
 Variant = tuple[str, RunConfig]  # as written on the command line, and what it makes
 FACTORS = (2, 4, 8)
+CUTS = (
+    ("trainer", "data_parallel_size"),
+    ("trainer", "tensor_model_parallel_size"),
+    ("engine", "tensor_parallel_size"),
+)
 
 
 def fewer_workers(config: RunConfig) -> Iterator[Variant]:
     """Fewer copies of the trainer or of the engine, from many to few."""
-    per_step = config.train_batch_size // config.algorithm.config.num_minibatches
     for size in range(getattr(config.trainer.config, "data_parallel_size", 1) - 1, 0, -1):
-        if per_step % size == 0:
-            yield from changed(config, "trainer", "data_parallel_size", size)
+        yield from changed(config, "trainer", "data_parallel_size", size)
     if config.engine is not None:
         for count in range(config.engine.config.num_engines - 1, 0, -1):
             yield from changed(config, "engine", "num_engines", count)
 
 
 def cut_over_more(config: RunConfig) -> Iterator[Variant]:
-    """Models cut over more ranks."""
+    """Models, or the optimizer's state alone, cut over more ranks."""
     for factor in FACTORS:
-        for group, key in (
-            ("trainer", "tensor_model_parallel_size"),
-            ("engine", "tensor_parallel_size"),
-        ):
+        for group, key in CUTS:
             section = getattr(config, group)
             if section is not None and hasattr(section.config, key):
                 yield from changed(config, group, key, getattr(section.config, key) * factor)
@@ -55,8 +55,11 @@ def smaller_kv_cache(config: RunConfig, num_bytes: int) -> Iterator[Variant]:
 
 
 def changed(config: RunConfig, group: str, key: str, value: Any) -> Iterator[Variant]:
-    """Nothing where the section refuses the value."""
+    """Nothing where the section, or the batch, refuses the value."""
     section: Section = getattr(config, group)
+    per_step = config.train_batch_size // config.algorithm.config.num_minibatches
+    if key == "data_parallel_size" and per_step % value:
+        return
     try:
         made: Any = replace(section, config=replace(section.config, **{key: value}))
     except ValueError:

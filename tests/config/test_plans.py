@@ -1,0 +1,240 @@
+"""The plan of every recipe: quick, without heavy libraries, and refused when it can't fit."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlpost.config import load
+from rlpost.errors import ConfigError
+from rlpost.overrides import CONF, compose_node
+from rlpost.plan import RunPlan, run_plan
+from rlpost.plan.machine import Machine
+
+GIB = 1 << 30
+RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
+HEAVY = ["torch", "ray", "vllm", "megatron", "transformers", "mlflow", "pyarrow"]
+ROOMY = Machine(64 * GIB, 64 * GIB, 80 * GIB, 1000 * GIB)
+ON_GPUS = ["+recipe=grpo_smollm2", "cluster=local_gpu", "engine=vllm_gpu", "trainer=megatron_gpu"]
+# Runs launch.py once for each recipe, in one process: CPU seconds of each, and what was loaded.
+ALL = """
+import contextlib, io, json, runpy, sys, time
+seconds, told = {{}}, {{}}
+for recipe in {recipes!r}:
+    sys.argv = ["launch.py", "+recipe=" + recipe, "plan=true", "output_dir={output_dir}"]
+    started, output = time.process_time(), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        runpy.run_path("launch.py", run_name="__main__")
+    seconds[recipe], told[recipe] = time.process_time() - started, output.getvalue()
+loaded = [name for name in {heavy!r} if name in sys.modules]
+print(json.dumps([seconds, told, loaded]))
+"""
+
+
+@pytest.fixture(scope="module")
+def all_plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any, Path]:
+    """(CPU seconds, what was printed, heavy modules that were loaded, output_dir)"""
+    output_dir = tmp_path_factory.mktemp("plans") / "outputs"
+    script = ALL.format(recipes=RECIPES, heavy=HEAVY, output_dir=output_dir)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=CONF.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return (*json.loads(done.stdout), output_dir)
+
+
+def test_every_recipe_is_planned_in_three_seconds_without_heavy_libraries(all_plans: Any) -> None:
+    seconds, _, loaded, _ = all_plans
+    assert loaded == []
+    assert set(seconds) == set(RECIPES)
+    assert max(seconds.values()) < 3, seconds
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipes_plan_is_whole(recipe: str, all_plans: Any) -> None:
+    text = all_plans[1][recipe]
+    for title in ("batch", "steps", "passes, in order", "placement", "memory of each worker"):
+        assert re.search(f"^{title} *$", text, re.MULTILINE), text
+    for word in ("actor[0]", "train: actor", "weights", "optimizer", "in one checkpoint"):
+        assert word in text
+    assert "unknown" not in text
+
+
+def test_a_plan_leaves_no_folder(all_plans: Any) -> None:
+    assert not any(path.is_dir() for path in all_plans[3].glob("*"))
+
+
+# -- one plan ------------------------------------------------------------------------------------
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, *overrides: str, machine: Machine = ROOMY) -> RunPlan:
+    monkeypatch.setattr(run_plan, "this_machine", lambda folder, *, with_gpus: machine)
+    return RunPlan.of(load(compose_node(list(overrides))))
+
+
+def test_sizes_come_from_the_recipe_that_builds_the_model(monkeypatch: Any) -> None:
+    plan = planned(monkeypatch, "+recipe=grpo_prm_distill")
+    student, teacher = plan.num_parameters["actor"], plan.num_parameters["teacher.default"]
+    assert student == plan.num_parameters["engine"] == 1_131_904
+    assert teacher is not None and student is not None
+    assert teacher - student == (student - 2 * 32 * 256 - 256) // 2  # one layer more than two
+
+
+def test_a_hub_model_that_is_not_there_is_unknown(monkeypatch: Any) -> None:
+    plan = planned(monkeypatch, "+recipe=grpo_chain", "model=hf", "model.path=no-owner/no-model")
+    assert plan.memory.unknown == dict.fromkeys(
+        ["actor", "engine"], "unknown until the model is there"
+    )
+    assert plan.disk is None and plan.problems == ()
+
+
+def test_a_local_models_config_is_read(monkeypatch: Any, tmp_path: Path) -> None:
+    settings = {
+        **{"model_type": "llama", "vocab_size": 100, "hidden_size": 8, "intermediate_size": 16},
+        **{"num_hidden_layers": 1, "num_attention_heads": 2, "tie_word_embeddings": True},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    plan = planned(monkeypatch, "+recipe=grpo_chain", "model=hf", f"model.path={tmp_path}")
+    assert plan.num_parameters["actor"] == 100 * 8 + 4 * 8 * 8 + 3 * 8 * 16 + 3 * 8
+
+
+def test_gpus_of_roles_that_take_turns_are_shared(monkeypatch: Any) -> None:
+    shares = ["engine.num_gpus_per_engine=0.5", "trainer.num_gpus_per_rank=0.5"]
+    two = ["engine.num_engines=2", "trainer.data_parallel_size=2", "loop.colocate=true"]
+    plan = planned(monkeypatch, *ON_GPUS, *shares, *two)
+    assert [(bundle.gpus, bundle.name) for bundle in plan.bundles] == [
+        ((0,), "actor[0]"),
+        ((0,), "engine[0]"),
+        ((1,), "actor[1]"),
+        ((1,), "engine[1]"),
+        ((), "rollout[0]"),
+    ]
+    assert plan.colocated == ("rank 0: actor 0.5 + engine 0.5", "rank 1: actor 0.5 + engine 0.5")
+    (load, other) = plan.memory.devices.values()
+    engine = plan.memory.workers["engine"][0].device_bytes
+    assert load == other and load.planned == engine == int(0.85 * 80 * GIB)
+
+
+def test_nodes_are_filled_one_after_the_other(monkeypatch: Any) -> None:
+    nodes = ["cluster=slurm", "cluster.num_nodes=2", "cluster.num_gpus_per_node=2"]
+    gpus = ["engine=vllm_gpu", "trainer=megatron_gpu", "engine.num_engines=2"]
+    more = ["trainer.data_parallel_size=2"]
+    plan = planned(monkeypatch, "+recipe=grpo_chain", *gpus, *nodes, *more)
+    assert [(bundle.node, bundle.gpus, bundle.role) for bundle in plan.bundles] == [
+        (0, (0,), "actor"),
+        (0, (1,), "actor"),
+        (0, (), "rollout"),
+        (1, (0,), "engine"),
+        (1, (1,), "engine"),
+    ]
+    assert plan.machine.host_bytes is None  # this machine is none of the job's
+
+
+def test_the_optimizer_is_cut_over_data_parallel_ranks(monkeypatch: Any) -> None:
+    one, two = (
+        planned(monkeypatch, "+recipe=grpo_smollm2", f"trainer.data_parallel_size={size}")
+        for size in (1, 2)
+    )
+    parts = [dict(plan.memory.workers["actor"][0].parts) for plan in (one, two)]
+    assert parts[0]["weights"] == parts[1]["weights"] == 4 * 134_515_008
+    assert parts[0]["optimizer"] == 2 * parts[1]["optimizer"] == 8 * 134_515_008
+
+
+def test_a_plan_is_written_for_people_and_for_programs(monkeypatch: Any, tmp_path: Path) -> None:
+    plan = planned(monkeypatch, "+recipe=ppo_chain")
+    text, data = plan.write(tmp_path)
+    assert "critic[0]" in text.read_text()
+    values = json.loads(data.read_text())
+    assert values["order"][-1] == ["train: actor", "train: critic"]
+    assert values["memory"]["workers"]["critic"][0]["parts"]["optimizer"] > 0
+
+
+# -- what can't fit ------------------------------------------------------------------------------
+
+SMALL_HOST = Machine(8 * GIB, 8 * GIB, None, 1000 * GIB)
+EIGHT_BILLION = [
+    *["model=tiny_init", "model.num_layers=32", "model.hidden_size=4096", "model.num_heads=32"],
+    *["model.num_key_value_heads=8", "model.intermediate_size=14336", "model.dtype=bfloat16"],
+    *["cluster.num_gpus=16"],
+]
+SMALL_DISK = Machine(64 * GIB, 64 * GIB, 80 * GIB, 6 * GIB)
+SMOL = "+recipe=grpo_smollm2"
+REFUSED: list[tuple[Machine, list[str], str]] = [
+    (
+        ROOMY,
+        ["+recipe=grpo_chain", "cluster.num_cpus=3"],
+        r"cluster.num_cpus \(3\) is less than the roles need \(4: actor 2, engine 1, rollout 1\); "
+        r"set cluster.num_cpus=4 or trainer.data_parallel_size=1",
+    ),
+    (
+        ROOMY,
+        [*ON_GPUS, "engine.num_engines=4"],
+        r"cluster.num_gpus \(4\) is less than the roles need \(5: actor 1, engine 4\); "
+        r"set cluster.num_gpus=5 or engine.num_engines=3",
+    ),
+    (
+        SMALL_HOST,
+        [SMOL, "engine.vllm.kv_cache_memory_bytes=10000000000"],
+        r"memory of node 0: engine\[0\] 9.8 GiB \(kv_cache 9.3 GiB\) \+ actor\[0\] 2.0 GiB .* "
+        r"exceeds 8.0 GiB; try engine.vllm.kv_cache_memory_bytes=\d+",
+    ),
+    (
+        ROOMY,
+        [*ON_GPUS, *EIGHT_BILLION],
+        r"GPU 0 of node 0: actor\[0\] 117 GiB \(optimizer 78 GiB\) exceeds 80 GiB; try "
+        r"trainer.tensor_model_parallel_size=2 or trainer.data_parallel_size=4",
+    ),
+    (
+        ROOMY,
+        ["+recipe=grpo_chain", "engine.vllm.kv_cache_memory_bytes=100000"],
+        r"engine.vllm: a KV cache of 98 KiB holds 97 tokens, less than one sequence of max_length "
+        r"\(128\); set kv_cache_memory_bytes to 1048576 or more, or lower max_length",
+    ),
+    (
+        SMALL_DISK,
+        [SMOL, "checkpoint.keep_last=3", "checkpoint.save_interval=1"],
+        r"checkpoint.keep_last \(3\): checkpoints of 2.5 GiB take up to 10 GiB .* 6.0 GiB free; "
+        r"set checkpoint.keep_last=1, or choose another output_dir",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "said"), REFUSED, ids=[x[2][:24] for x in REFUSED]
+)
+def test_what_cannot_fit_is_refused_with_the_change_that_would(
+    monkeypatch: Any, machine: Machine, overrides: list[str], said: str
+) -> None:
+    plan = planned(monkeypatch, *overrides, machine=machine)
+    with pytest.raises(ConfigError, match=said) as error:
+        plan.check()
+    assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "said"), REFUSED, ids=[x[2][:24] for x in REFUSED]
+)
+def test_the_suggested_change_fits(
+    monkeypatch: Any, machine: Machine, overrides: list[str], said: str
+) -> None:
+    (problem,) = planned(monkeypatch, *overrides, machine=machine).problems
+    for change in re.findall(r"[a-z_]+\.[\w.]+=\w+", problem):
+        assert planned(monkeypatch, *overrides, change, machine=machine).problems == ()
+
+
+def test_estimates_warn_and_refuse_nothing(monkeypatch: Any) -> None:
+    tight = Machine(4 * GIB, 3 * GIB, None, 1000 * GIB)
+    plan = planned(
+        monkeypatch, "+recipe=grpo_chain", "cluster.object_store_bytes=1000000", machine=tight
+    )
+    assert plan.problems == ()
+    assert [warning[:24] for warning in plan.warnings] == [
+        "about 3.7 GiB of memory ",
+        "weights of 4.3 MiB pass ",
+    ]
