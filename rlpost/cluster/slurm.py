@@ -202,7 +202,11 @@ class SlurmCluster(RayCluster):
 
     @staticmethod
     def _ray_environment(secret: str) -> dict[str, str]:
-        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+        own = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # the run has ended: nothing to wait for
+        }
         return {**own, **os.environ, "RAY_AUTH_TOKEN": secret}
 
     def _ray_start(self, address: str, temp_dir: str) -> list[str]:
