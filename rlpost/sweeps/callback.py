@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,5 +99,6 @@ def adapt_optuna(config: DictConfig, direction: str) -> None:
         problems.append("objective: null, but Optuna needs a number; set objective.metric")
     if problems:
         raise ConfigError(problems)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's, of no interest here
     sweeper.direction = direction
     sweeper.max_failure_rate = 1.0
