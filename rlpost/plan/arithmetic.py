@@ -10,7 +10,7 @@ from rlpost.config import RunConfig, build
 from rlpost.data.base import PromptSource
 from rlpost.errors import ConfigError, DataError
 from rlpost.loops.passes import Pass, plan_passes, teacher_passes
-from rlpost.roles import trainer_roles
+from rlpost.roles import engine_roles, trainer_roles
 from rlpost.validation import Section
 from rlpost.wording import join
 
@@ -85,7 +85,8 @@ def own_passes(config: RunConfig) -> tuple[Pass, ...]:
 
 
 def trained_roles(config: RunConfig) -> tuple[str, ...]:
-    return ("actor",) if config.critic is None else ("actor", "critic")
+    """Those with an optimizer; none where answers are only generated."""
+    return tuple(role for role in trainer_roles(config) if role in ("actor", "critic"))
 
 
 def splits(config: RunConfig) -> dict[str, Split]:
@@ -104,9 +105,11 @@ def splits(config: RunConfig) -> dict[str, Split]:
 
 def staleness(config: RunConfig) -> str:
     """How far the policy that generated a sample may be behind the one that trains on it."""
+    if "engine" not in engine_roles(config):
+        return "nothing is generated"
     bound = getattr(config.loop.config, "max_staleness", None)
-    if config.engine is None or bound is None:
-        return "none: nothing is generated" if config.engine is None else "the loop does not say"
+    if bound is None:
+        return "the loop does not say"
     if bound == 0:
         return "0 versions"
     interval = config.loop.config.update_weights_interval

@@ -145,7 +145,11 @@ def engines(config: RunConfig, shapes: Shapes, device_bytes: int | None) -> Work
 
 def staged_bytes(config: RunConfig, actor: ModelShape | None) -> int:
     """Of the weights that wait in the object store while engines take them."""
-    if config.weight_sync is None or actor is None:
+    if (
+        config.weight_sync is None
+        or actor is None
+        or not (engine_roles(config) and trainer_roles(config))
+    ):
         return 0
     sync = config.weight_sync.config
     transport = getattr(sync, "transport", None)

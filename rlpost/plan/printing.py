@@ -113,6 +113,9 @@ def disk(plan: RunPlan) -> Iterator[tuple[str, str]]:
     if plan.disk is None:
         yield "checkpoints", "unknown until the model is there"
         return
+    if not plan.disk.roles:
+        yield "checkpoints", "none: nothing is trained"
+        return
     for role, value in plan.disk.roles.items():
         yield f"{role}, in one checkpoint", size(value)
     yield "checkpoints saved", f"{plan.disk.num_saves}, of which {plan.disk.num_kept} are kept"

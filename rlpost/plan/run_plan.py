@@ -127,6 +127,8 @@ class RunPlan:
 
 def order(config: RunConfig) -> tuple[tuple[str, ...], ...]:
     """The passes of a batch, then training; what a round holds runs side by side."""
+    if not arithmetic.trained_roles(config):
+        return ()
     passes = [
         tuple(f"{item.name}: {item.role}" for item in ready)
         for ready in rounds(arithmetic.passes(config))

@@ -155,6 +155,16 @@ def test_a_plan_is_written_for_people_and_for_programs(monkeypatch: Any, tmp_pat
     assert values["memory"]["workers"]["critic"][0]["parts"]["optimizer"] > 0
 
 
+def test_half_a_run_has_half_a_plan(monkeypatch: Any, tmp_path: Path) -> None:
+    half = planned(monkeypatch, "+recipe=grpo_prm_distill", "debug=rollout_only")
+    assert {bundle.role for bundle in half.bundles} == {"engine", "rollout"}
+    assert half.order == () and half.disk is not None and half.disk.peak_bytes == 0
+    saved = ["debug=train_only", f"debug.samples_from={tmp_path}"]
+    other = planned(monkeypatch, "+recipe=grpo_prm_distill", *saved)
+    assert {bundle.role for bundle in other.bundles} == {"actor", "teacher.default", "rollout"}
+    assert other.memory.object_store == 0 and other.staleness == "nothing is generated"
+
+
 # -- what can't fit ------------------------------------------------------------------------------
 
 SMALL_HOST = Machine(8 * GIB, 8 * GIB, None, 1000 * GIB)

@@ -162,6 +162,18 @@ def test_the_timeline_and_the_settings_lie_beside_the_metrics(sync: WholeRun) ->
     settings = yaml.safe_load((sync.run_dir / "config.yaml").read_text())
     assert settings["trainer"]["optimizer"]["lr"] == 0.003
     assert "prompts per step" in (sync.run_dir / "plan.txt").read_text()
+    assert json.loads((sync.run_dir / "plan.json").read_text())["num_steps"] == 10
+
+
+def test_ranks_hold_what_was_planned(sync: WholeRun) -> None:
+    first, second, *_ = sync.steps().values()
+    held = first["memory/actor/measured_held_bytes"]
+    assert held == pytest.approx(first["memory/actor/planned_held_bytes"], rel=0.1)
+    for role in ("actor", "engine"):  # estimates of whole processes
+        planned = first[f"memory/{role}/planned_bytes"]
+        assert planned / 2 < first[f"memory/{role}/measured_bytes"] < planned * 2
+    assert not any(name.startswith("memory/") for name in second)
+    assert "memory, measured / planned:  actor" in sync.out
 
 
 def test_nothing_is_left_running(runs: Runs) -> None:
@@ -178,7 +190,7 @@ def test_mlflow_has_the_run_and_a_resumed_run_goes_on_in_it(runs: Runs) -> None:
     history = client.get_metric_history(found.info.run_id, "rollout/reward/mean")
     assert [point.step for point in history] == [*STEPS, *AFTER]
     artifacts = {item.path for item in client.list_artifacts(found.info.run_id)}
-    assert artifacts == {"config.yaml", "plan.txt"}
+    assert {"config.yaml", "plan.txt", "plan.json"} <= artifacts
 
 
 # -- runs that must agree ------------------------------------------------------------------------

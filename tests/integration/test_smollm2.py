@@ -1,11 +1,15 @@
 import pytest
 import torch
 import torch.multiprocessing
+from trainer_ranks import trainer_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlpost.config import load
 from rlpost.errors import ModelError
 from rlpost.models import smollm2
 from rlpost.models.smollm2 import SmolLM2, SmolLM2Config
+from rlpost.overrides import compose_node
+from rlpost.plan import RunPlan
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
@@ -41,13 +45,23 @@ def test_megatron_computes_the_logits_of_transformers(tmp_path):
         expected = torch.cat([model(ids[None]).logits[0] for ids in parts])
     found = torch.load(tmp_path / "logits.pt")
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert_held_as_planned(torch.load(tmp_path / "held.pt"))
+
+
+def assert_held_as_planned(held):
+    """What a trained rank of the recipe holds, within 10 % of its plan."""
+    config = load(compose_node(["+recipe=grpo_smollm2"]))
+    planned = RunPlan.of(config).memory.workers["actor"][0].parts
+    assert set(held) == {"weights", "gradients", "optimizer"}
+    for part, measured in held.items():
+        assert measured == pytest.approx(planned[part], rel=0.1)
 
 
 def save_logits(rank, folder, out):
     """Both texts packed into one forward pass of the trainer's model."""
     import torch.distributed as dist
 
-    from rlpost.trainers.megatron import converter, device, hf_io, model
+    from rlpost.trainers.megatron import converter, device, hf_io, model, offload, optimizer
 
     device.prepare()
     dist.init_process_group("gloo", init_method=f"file://{out}/meeting", rank=rank, world_size=1)
@@ -59,6 +73,9 @@ def save_logits(rank, folder, out):
     with torch.no_grad():
         hidden = model.forward_packed(stage.eval(), torch.cat(parts), [len(ids) for ids in parts])
         torch.save(model.logits(stage, hidden[0], config.vocab_size), f"{out}/logits.pt")
+    wrapped = optimizer.wrap(stage.train())
+    built = optimizer.build(wrapped, trainer_config().optimizer, torch.float32)
+    torch.save(offload.held_bytes(stage, wrapped, built), f"{out}/held.pt")
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
