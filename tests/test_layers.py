@@ -12,14 +12,14 @@ REPOSITORY = Path(__file__).parent.parent
 # Top to bottom; a module imports from its own room, from rooms in lower rows, and from the
 # contract (`base`) of a neighbour in its row.
 ROWS = [
-    "launch config_reference",
+    "launch config_reference __main__",
     "sweeps",
     "cli",
     "overrides",
     "job",
     "run",
     "builder rerun",
-    "plan checks",
+    "plan checks contracts",
     "loops",
     "rollout weight_sync checkpoint",
     "engines trainers",
