@@ -18,7 +18,7 @@ PARENT = "mlflow.parentRunId"
 GRID = (
     *("-m", *GRPO, "num_steps=1", "eval.before_training=false"),
     "objective.metric=rollout/reward/mean",
-    "seed=1,2,-1,3",  # -1 is refused before its run starts
+    "reward.parts.own.function.wanted=8,0,4,2",  # a score is divided by it
 )
 STUDY = (
     *("-m", *SFT, "num_steps=2", "hydra/sweeper=optuna"),
@@ -77,31 +77,33 @@ def test_a_failed_job_is_marked_and_the_others_run(both: dict[str, Ended]) -> No
     assert grid.code == 1, grid.launch.err
     rows = grid.summary()
     assert [row["status"] for row in rows] == ["FINISHED"] * 3 + ["FAILED"]
-    assert rows[-1]["overrides"] == "seed=-1" and "seed: got -1" in rows[-1]["reason"]
-    assert "job 2 failed: ConfigError" in grid.launch.err
+    assert rows[-1]["overrides"].endswith("wanted=0") and "division by zero" in rows[-1]["reason"]
+    assert "job 1 failed: BudgetError" in grid.launch.err
 
 
 def test_the_table_is_best_first(both: dict[str, Ended]) -> None:
-    grid = [float(row["objective"]) for row in both["grid"].summary() if row["objective"]]
-    assert len(set(grid)) == 3 and grid == sorted(grid, reverse=True)
+    grid = both["grid"].summary()
+    assert [row["overrides"][-1] for row in grid] == ["2", "4", "8", "0"]
     study = [float(row["objective"]) for row in both["study"].summary() if row["objective"]]
     assert study and study == sorted(study)
     assert "best first: maximize the last rollout/reward/mean" in both["grid"].launch.out
 
 
 def test_jobs_are_children_of_one_mlflow_run_with_the_true_status(both: dict[str, Ended]) -> None:
-    for sweep in both.values():
-        assert sweep.parent().info.status == "FAILED", "one of its jobs failed"
-        ran = {row["job"] for row in sweep.summary() if row["status"] == "FINISHED"}
-        children = sweep.children()
-        assert {name: run.info.status for name, run in children.items()} == dict.fromkeys(
-            ran, "FINISHED"
-        )
+    statuses = {name: run.info.status for name, run in both["grid"].children().items()}
+    assert statuses == {"0": "FINISHED", "1": "FAILED", "2": "FINISHED", "3": "FINISHED"}
+    trials = both["study"].summary()
+    ran = {row["job"] for row in trials if row["status"] == "FINISHED"}
+    assert set(both["study"].children()) == ran, "a refused configuration starts no run"
+    assert [sweep.parent().info.status for sweep in both.values()] == ["FAILED", "FAILED"]
+    assert len(both["grid"].launch.mlflow_runs()) == 2 + len(statuses) + len(ran)
+
+
+def test_the_sweeps_own_run_holds_what_was_asked_for_and_the_table(both: dict[str, Ended]) -> None:
     parent = both["grid"].parent()
-    assert parent.data.params["overrides.seed"] == "1,2,-1,3"
-    names = {
-        item.path for item in both["grid"].launch.mlflow_client().list_artifacts(parent.info.run_id)
-    }
+    assert parent.data.params["overrides.reward.parts.own.function.wanted"] == "8,0,4,2"
+    client = both["grid"].launch.mlflow_client()
+    names = {item.path for item in client.list_artifacts(parent.info.run_id)}
     assert {"summary.csv", "summary.md", "multirun.yaml"} <= names
 
 
