@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -15,6 +16,8 @@ from rlpost.errors import ConfigError, RlpostError, StoppedError
 
 # Hydra otherwise prints errors its own way and exits with 1 before they can be explained.
 os.environ["HYDRA_FULL_ERROR"] = "1"
+# conf/hydra/launcher/ sets the keys of the launchers' own schemas, which is what is wanted.
+warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against")
 
 
 @contextmanager
@@ -26,17 +29,19 @@ def readable_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        leave(str(error), 2)
-    except HydraException as error:
+        from rlpost.overrides import with_the_rest
+
+        leave(str(with_the_rest(error, sys.argv[1:])), 2)
+    except (HydraException, OmegaConfBaseException) as error:
         from rlpost.overrides import explain
 
         leave(explain(error, sys.argv[1:]), 2)
-    except OmegaConfBaseException as error:
-        leave(f"command line: {error}", 2)  # the run's folder is named before main() is entered
     except ValueError as error:
-        if "Config group override" not in str(error):
+        if "Config group override" not in str(error):  # Hydra's answer to group=null
             raise
-        leave("command line: write ~group, not group=null, to switch a group off", 2)
+        from rlpost.overrides import explain
+
+        leave(explain(error, sys.argv[1:]), 2)
     except StoppedError as error:
         leave(str(error), 130)
     except RlpostError as error:
