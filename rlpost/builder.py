@@ -21,6 +21,7 @@ from rlpost.errors import StoppedError
 from rlpost.loops.driver import Driver
 from rlpost.loops.memory_report import MemoryReport
 from rlpost.loops.passes import plan_passes
+from rlpost.loops.profiler import Profiler
 from rlpost.loops.rollout_only import RolloutOnly
 from rlpost.loops.rollouts import Rollouts
 from rlpost.loops.schedule import Schedule
@@ -139,7 +140,15 @@ class Builder:
             turns=self.turns(engines, roles),
             memory=self.memory_report(engines, prm_engines, roles),
             stop=self.stop,
+            profiler=self.profiler([*engines, *prm_engines], roles),
         )
+
+    def profiler(self, engines: list[Worker], roles: Mapping[str, Role]) -> Profiler | None:
+        config = self.config.debug.profile
+        if config is None:
+            return None
+        workers = [worker for role in roles.values() for worker in role.group.workers]
+        return Profiler(config, [*workers, *engines], self.run_dir, self.tracker.artifact)
 
     def memory_report(
         self, engines: list[Worker], prm_engines: list[Worker], roles: Mapping[str, Role]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlpost.profiling import ProfileConfig
 from rlpost.wording import join
 
 ANY_NAME = "*"
@@ -20,6 +21,7 @@ class DebugConfig:
     small_models: bool
     only: Literal["rollout", "train"] | None
     samples_from: str | None
+    profile: ProfileConfig | None
 
     def __post_init__(self) -> None:
         if self.only == "train" and self.samples_from is None:

@@ -30,6 +30,7 @@ ROWS = [
     "composition",
     "config metrics functional memory",
     "debug",
+    "profiling",
     "validation objective",
     "wording",
     "types",

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rlpost.profiling import ProfileConfig, TorchProfiler
+
 
 class Host:
     """Creates `target(*args, **kwargs)` and calls its methods.
@@ -38,6 +40,7 @@ class Host:
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._object: Any = None
         self._reserved: socket.socket | None = None
+        self._profiler: TorchProfiler | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -59,6 +62,19 @@ class Host:
     async def create(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
         self._object = await loop.run_in_executor(self._thread, lambda: target(*args, **kwargs))
+
+    async def start_profile(self, config: ProfileConfig) -> None:
+        """From now on, in the thread of the plain methods."""
+        loop = asyncio.get_running_loop()
+        self._profiler = await loop.run_in_executor(self._thread, lambda: TorchProfiler(config))
+
+    async def stop_profile(self, trace: Path) -> dict[str, int]:
+        """Writes the trace; returns peaks of memory, in bytes."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            raise ValueError("this process records no profile: start_profile() comes first")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: profiler.stop(trace))
 
     async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         function = getattr(self._object, method)

@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpost.errors import DeadlineError, RlpostError, WorkerDiedError
 from rlpost.lazy import LazyModule
+from rlpost.profiling import ProfileConfig
 
 if TYPE_CHECKING:
     import ray
@@ -58,6 +60,15 @@ class Worker:
         """(address, port) on the worker's node, where the ranks of its role can meet."""
         address, port = await self._wait("rendezvous", self._actor.rendezvous.remote(), deadline_s)
         return str(address), int(port)
+
+    async def start_profile(self, config: ProfileConfig, *, deadline_s: float) -> None:
+        await self._wait("start_profile", self._actor.start_profile.remote(config), deadline_s)
+
+    async def stop_profile(self, trace: Path, *, deadline_s: float) -> dict[str, int]:
+        """Writes the trace; returns peaks of memory, in bytes."""
+        ref = self._actor.stop_profile.remote(trace)
+        peaks: dict[str, int] = await self._wait("stop_profile", ref, deadline_s)
+        return peaks
 
     async def _wait(self, method: str, ref: Any, deadline_s: float) -> Any:
         try:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlpost.data.ledger import Ledger
     from rlpost.loops.evaluation import Evaluator
     from rlpost.loops.memory_report import MemoryReport
+    from rlpost.loops.profiler import Profiler
     from rlpost.loops.rollouts import Rollouts
     from rlpost.loops.schedule import Schedule
     from rlpost.loops.trainers import Trainers
@@ -46,6 +47,7 @@ class Driver:
     drop_constant: bool
     turns: Turns | None = None  # where engines and trainers share devices
     memory: MemoryReport | None = None  # not measured yet
+    profiler: Profiler | None = None
     step: int = 0
     policy_version: int = 0
     resumed: bool = False
@@ -130,6 +132,7 @@ class Driver:
         if not self.resumed:
             await self.eval_if_due()
             self.recorder.flush(self.step)
+        await self.profile()
 
     async def finish_step(
         self, batch: Batch, metrics: dict[str, float], *, staleness: float
@@ -143,7 +146,13 @@ class Driver:
         if not leaving:
             await self.eval_if_due()
         self.recorder.flush(self.step)
+        await self.profile()
         self.leaving = leaving
+
+    async def profile(self) -> None:
+        """Between two steps: recording begins or ends, if it is due."""
+        if self.profiler is not None:
+            await self.profiler.after(self.step)
 
     # -- publish, save, eval -----------------------------------------------------------------
 

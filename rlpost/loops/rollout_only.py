@@ -12,6 +12,7 @@ class RolloutOnly:
         self._max_draw_factor = max_draw_factor
 
     async def run(self, driver: Driver) -> None:
+        await driver.profile()
         while not driver.finished:
             with driver.recorder.span("step"):
                 batch = await driver.take_batch(driver.step, max_draw_factor=self._max_draw_factor)
@@ -19,5 +20,6 @@ class RolloutOnly:
             await driver.write_samples(batch, reason="admitted")
             driver.step += 1
             driver.recorder.flush(driver.step)
+            await driver.profile()
             driver.leaving = driver.stop.came and not driver.finished
         await driver.wait_for_samples()

@@ -11,6 +11,7 @@ class TrainOnly:
     """`debug.only: train`. Step k trains on the groups of step k; nothing is saved but samples."""
 
     async def run(self, driver: Driver) -> None:
+        await driver.profile()
         while not driver.finished:
             with driver.recorder.span("step"):
                 batch = await self._saved_batch(driver)
@@ -21,6 +22,7 @@ class TrainOnly:
             driver.record_training(metrics, staleness=staleness)
             await driver.write_samples(batch)
             driver.recorder.flush(driver.step)
+            await driver.profile()
             driver.leaving = driver.stop.came and not driver.finished
         await driver.wait_for_samples()
 
