@@ -102,12 +102,17 @@ def write_settings(config: RunConfig, plan: RunPlan, run_dir: Path) -> list[Path
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: it cancels the loop, or interrupts what runs before it."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """SIGTERM does what Ctrl-C does: it cancels the loop, or interrupts what runs before it.
+
+    A shell script's background process ignores SIGINT; here that would make SIGTERM ignored too.
+    """
+    on_int = signal.signal(signal.SIGINT, signal.default_int_handler)
+    on_term = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, on_term)
+        signal.signal(signal.SIGINT, on_int)
 
 
 @contextlib.contextmanager

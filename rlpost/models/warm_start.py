@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -71,8 +72,10 @@ class WarmStartedModel:
 
     def _train(self, launcher: Launcher, target: Path, folder: Path) -> None:
         """Runs the recipe beside the cache and copies its export into `folder`."""
-        run_dir = sibling(target, "run")
-        shutil.rmtree(run_dir, ignore_errors=True)
+        for left in target.parent.glob(sibling(target, "run-*").name):
+            shutil.rmtree(left, ignore_errors=True)
+        # Of our own: the run of a builder that was killed may write for a moment longer.
+        run_dir = sibling(target, f"run-{os.getpid()}")
         run_dir.mkdir()
         print(f"[model] training {target.name} with recipe {self.config.recipe} (once)", flush=True)
         launcher.run(run_dir, timeout_s=self.config.timeout_s)
