@@ -18,8 +18,9 @@ from rlpost.weight_sync.object_store import ObjectStoreTransport
 
 MIB = 1 << 20
 # Measured on a CPU: the launched process with MLflow, Ray's daemons, the process of the rollouts.
-BESIDE_ROLES = {"driver": 720 * MIB, "ray": 350 * MIB}
-ROLLOUT = WorkerMemory({}, {"process": 380 * MIB}, on_gpu=False)
+BESIDE_ROLES = {"driver": 730 * MIB, "ray": 550 * MIB}
+REWARD_PROCESS_BYTES = 50 * MIB
+ROLLOUT = WorkerMemory({}, {"process": 430 * MIB}, on_gpu=False)
 UNKNOWN = "unknown until the model is there"
 
 Shapes = Mapping[str, ModelShape | None]
@@ -64,6 +65,8 @@ def memory_plan(
     workers["rollout"] = (ROLLOUT,)
     staged = staged_bytes(config, shapes.get("actor"))
     shared = BESIDE_ROLES | ({"weights in the object store": staged} if staged else {})
+    if processes := reward_processes(config):
+        shared["reward processes"] = processes * REWARD_PROCESS_BYTES
     return MemoryPlan(
         workers,
         unknown,
@@ -156,6 +159,12 @@ def staged_bytes(config: RunConfig, actor: ModelShape | None) -> int:
     if transport is None or transport.target is not ObjectStoreTransport:
         return 0
     return actor.num_parameters() * DTYPE_BYTES[sync.dtype]
+
+
+def reward_processes(config: RunConfig) -> int:
+    """Of the pools of rewards and of step scores."""
+    pools = (getattr(part.config, "pool", None) for part in (config.reward, config.prm) if part)
+    return sum(pool.num_processes for pool in pools if pool is not None)
 
 
 def hosts(

@@ -65,7 +65,7 @@ def placement(plan: RunPlan) -> Table:
 def placement_rows(plan: RunPlan) -> Iterator[tuple[str, str, str, str]]:
     node = -1
     for bundle in plan.bundles:
-        name = "" if bundle.node == node else str(bundle.node)
+        name = "" if bundle.node == node else str(bundle.node) if plan.nodes else "?"
         node = bundle.node
         yield name, bundle.device, bundle.name, f"{bundle.num_cpus:g}"
 

@@ -32,14 +32,23 @@ for recipe in {recipes!r}:
     with contextlib.redirect_stdout(output):
         runpy.run_path("launch.py", run_name="__main__")
     seconds[recipe], told[recipe] = time.process_time() - started, output.getvalue()
+codes = []
+for more in (["plan=true"], []):
+    sys.argv = ["launch.py", "+recipe=grpo_chain", "cluster.num_cpus=1", *more]
+    sys.argv += ["output_dir={output_dir}", "run_name=refused"]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            runpy.run_path("launch.py", run_name="__main__")
+    except SystemExit as end:
+        codes.append(end.code)
 loaded = [name for name in {heavy!r} if name in sys.modules]
-print(json.dumps([seconds, told, loaded]))
+print(json.dumps([seconds, told, loaded, codes]))
 """
 
 
 @pytest.fixture(scope="module")
-def all_plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any, Path]:
-    """(CPU seconds, what was printed, heavy modules that were loaded, output_dir)"""
+def all_plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """CPU seconds; what was printed; heavy modules loaded; codes of refused ones; output_dir."""
     output_dir = tmp_path_factory.mktemp("plans") / "outputs"
     script = ALL.format(recipes=RECIPES, heavy=HEAVY, output_dir=output_dir)
     done = subprocess.run(
@@ -50,7 +59,7 @@ def all_plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any, 
 
 
 def test_every_recipe_is_planned_in_three_seconds_without_heavy_libraries(all_plans: Any) -> None:
-    seconds, _, loaded, _ = all_plans
+    seconds, _, loaded, *_ = all_plans
     assert loaded == []
     assert set(seconds) == set(RECIPES)
     assert max(seconds.values()) < 3, seconds
@@ -66,8 +75,12 @@ def test_a_recipes_plan_is_whole(recipe: str, all_plans: Any) -> None:
     assert "unknown" not in text
 
 
+def test_what_cannot_fit_ends_with_2_whether_it_is_planned_or_run(all_plans: Any) -> None:
+    assert all_plans[3] == [2, 2]
+
+
 def test_a_plan_leaves_no_folder(all_plans: Any) -> None:
-    assert not any(path.is_dir() for path in all_plans[3].glob("*"))
+    assert [path.name for path in all_plans[4].glob("*")] == ["refused"]  # it was to run
 
 
 # -- one plan ------------------------------------------------------------------------------------
@@ -244,7 +257,6 @@ def test_estimates_warn_and_refuse_nothing(monkeypatch: Any) -> None:
         monkeypatch, "+recipe=grpo_chain", "cluster.object_store_bytes=1000000", machine=tight
     )
     assert plan.problems == ()
-    assert [warning[:24] for warning in plan.warnings] == [
-        "about 3.7 GiB of memory ",
-        "weights of 4.3 MiB pass ",
-    ]
+    memory, store = plan.warnings
+    assert re.match(r"about \d\.\d GiB of memory are planned on this machine, of which 3.0", memory)
+    assert "set cluster.object_store_bytes=4527616" in store

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlpost.trainers.megatron.role import MegatronRoleConfig
 
 MIB = 1 << 20
-PROCESS_BYTES = 450 * MIB  # Python, torch, Megatron-Core and Ray, as measured on a CPU
+PROCESS_BYTES = 490 * MIB  # Python, torch, Megatron-Core and Ray, as measured on a CPU
 CONTEXT_BYTES = 2048 * MIB  # of CUDA and NCCL on the device
 CHUNK_BYTES = 64 * MIB  # of weights that are exported together, see export.py
 
