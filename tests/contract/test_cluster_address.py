@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlpost.cluster.address import AddressCluster, AddressClusterConfig
-from rlpost.cluster.workers import Placement
+from rlpost.cluster.workers import Placement, Worker
 from rlpost.errors import ClusterError
 
 pytestmark = pytest.mark.slow
@@ -124,14 +124,7 @@ async def test_it_waits_for_room_takes_it_in_order_and_leaves_the_cluster_runnin
     grown.start()
     with made.running(demands):
         addresses = [node.address for node in made.nodes()]
-        workers = [
-            made.spawn(role=role, rank=rank, placement=placement)
-            for role, items in demands.items()
-            for rank, placement in enumerate(items)
-        ]
-        for worker in workers:
-            await worker.create(Place, [], {}, deadline_s=60.0)
-        places = [await worker.call("here", deadline_s=30.0) for worker in workers]
+        workers, places = await started(made, demands)
         pids = [await worker.pid() for worker in workers]
         address, port = await workers[1].rendezvous(deadline_s=30.0)
     grown.join()
@@ -141,8 +134,28 @@ async def test_it_waits_for_room_takes_it_in_order_and_leaves_the_cluster_runnin
     assert address in addresses and port > 0
     assert all(process.poll() is None for process in running.processes)
     ended(pids)
-    with cluster(running.address, tmp_path).running({"actor": [Placement(1, 1, {})] * 2}):
-        pass  # what the workers had is free again
+
+
+async def test_shared_gpus_are_taken_rank_by_rank_once_they_are_free_again(
+    running: RunningRay, tmp_path: Path
+) -> None:
+    demands = {"engine": [Placement(1, 0.4, {})] * 2, "actor": [Placement(1, 0.5, {})] * 2}
+    made = cluster(running.address, tmp_path)
+    with made.running(demands):
+        _, places = await started(made, demands)
+    assert places[:2] == places[2:] and sorted(gpu for _, (gpu,) in places[:2]) == ["0", "1"]
+
+
+async def started(made: AddressCluster, demands: Any) -> tuple[list[Worker], list[Any]]:
+    """The workers of all roles, and where each is: (node, GPUs)."""
+    workers = [
+        made.spawn(role=role, rank=rank, placement=placement)
+        for role, items in demands.items()
+        for rank, placement in enumerate(items)
+    ]
+    for worker in workers:
+        await worker.create(Place, [], {}, deadline_s=60.0)
+    return workers, [await worker.call("here", deadline_s=30.0) for worker in workers]
 
 
 def ended(pids: list[int]) -> None:

@@ -39,11 +39,11 @@ class SlurmRun(WholeRun):
     @property
     def run_dir(self) -> Path:
         """The folder of the job's run, wherever it is: that of the launch holds no plan."""
-        (plan,) = self.output_dir.glob("*/*/plan.json")
+        (plan,) = self.output_dir.rglob("plan.json")
         return plan.parent
 
     def _reached(self, step: int) -> bool:
-        rows = list(self.output_dir.glob("*/*/metrics.jsonl"))
+        rows = list(self.output_dir.rglob("metrics.jsonl"))
         return bool(rows) and f'"step": {step},' in rows[0].read_text()
 
     @property
@@ -75,7 +75,7 @@ class SlurmRun(WholeRun):
 
     def said(self) -> str:
         """By the launch and by the tasks of the job."""
-        logs = [*self.output_dir.glob("**/*.out"), *self.output_dir.glob("**/.submitit/**/*_log.*")]
+        logs = list(self.output_dir.rglob("*.out"))
         return "\n".join([self.err, *(f"== {log}\n{log.read_text()}" for log in logs)])
 
     def start_again_now(self, job_id: str) -> None:
