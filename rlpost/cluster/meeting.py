@@ -118,7 +118,8 @@ def joined(file: Path, deadline_s: float) -> Iterator[Guest]:
             if time.monotonic() > end:
                 raise ClusterError(
                     f"the first task did not show up at {file} within {deadline_s:g} s ({error}); "
-                    "all tasks need the same hydra.run.dir, on a file system that they share"
+                    "all tasks need the same hydra.run.dir (with -m: hydra.sweep.dir), on a file "
+                    "system that they share"
                 ) from error
             time.sleep(LOOK_EVERY_S)
     connection.settimeout(None)
