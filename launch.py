@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from rlpost.arguments import recipe_in_its_place
 from rlpost.cli import readable_errors
+from rlpost.help import asks_for_help, help_text
 from rlpost.sweeps.job import as_job, whole_sweep
 
 
@@ -24,10 +25,10 @@ def main(node: DictConfig) -> float | None:
 def start(node: DictConfig, run_dir: Path, in_sweep: bool) -> float | None:
     """Checks, then prints the plan or runs."""
     from rlpost.checks import check
-    from rlpost.config import load
+    from rlpost.composition import load_chosen
     from rlpost.plan import RunPlan
 
-    config = load(node)
+    config = load_chosen(node)
     check(config, compared=in_sweep)
     plan = RunPlan.of(config)
     if config.plan:
@@ -41,5 +42,8 @@ def start(node: DictConfig, run_dir: Path, in_sweep: bool) -> float | None:
 
 if __name__ == "__main__":
     sys.argv = recipe_in_its_place(sys.argv)
+    if asks_for_help(sys.argv[1:]):
+        print(help_text())
+        sys.exit()
     with readable_errors(), whole_sweep():
         main()

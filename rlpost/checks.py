@@ -199,7 +199,7 @@ def teachers_teach(config: RunConfig) -> Iterator[str]:
     if config.teachers and config.distillation is None:
         yield (
             f"teachers: {', '.join(config.teachers)} would have no effect without distillation; "
-            "choose distillation=topk (or sampled, full), or teacher=null"
+            "choose distillation=topk (or sampled, full), or take the teacher out (~teacher)"
         )
     rollout = config.rollout.config
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens

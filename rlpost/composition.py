@@ -16,6 +16,7 @@ from omegaconf import DictConfig, open_dict
 from rlpost.arguments import recipe_in_its_place
 from rlpost.config import RunConfig, load
 from rlpost.errors import ConfigError
+from rlpost.option_files import lists_of_one
 
 CONF = Path(__file__).parent.parent / "conf"
 
@@ -33,6 +34,15 @@ def compose_node(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) ->
     with open_dict(node):
         del node["hydra"]
     return node
+
+
+def load_chosen(node: DictConfig) -> RunConfig:
+    """`load`, and one option of each group; for the configuration under way. Raises ConfigError."""
+    hydra = HydraConfig.get()
+    folders = [Path(item.path) for item in hydra.runtime.config_sources if item.schema == "file"]
+    if problems := lists_of_one(hydra.overrides.task, folders):
+        raise ConfigError(problems)
+    return load(node)
 
 
 def load_beside(overrides: Sequence[str]) -> RunConfig:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlpost.composition import CONF
 from rlpost.config import RoleConfig, RunConfig
-from rlpost.overrides import CONF
 from rlpost.validation import TARGET, import_target
 from rlpost.wording import describe, schema, schema_at
 

@@ -1,59 +1,194 @@
-"""Explains override errors that Hydra raises before the configuration exists.
+"""Says everything that is wrong with a command line, also where Hydra stops at the first fault.
 
-For each override: is its group, option or key known, and if not, which valid name is nearest.
+Each override by itself: can it be read, and is its group, option or key known, and if not, which
+valid name is nearest? What is left is then composed and checked as a run's configuration is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 
+from rlpost.checks import check
 from rlpost.composition import CONF, compose_node
-from rlpost.config import key_paths
-from rlpost.wording import nearest
+from rlpost.config import key_paths, load
+from rlpost.errors import ConfigError, RlpostError
+from rlpost.option_files import is_global, options_by_group, options_with
+from rlpost.wording import nearest, nearest_name
 
-__all__ = ["CONF", "compose_node", "explain"]
+SWEEPS = re.compile(r"\+?sweep=|hydra\.mode=")  # what makes a sweep, beside -m
+GLOBAL_CHOICE = "*"  # among the obscure groups: any key may come from it
 
-
-def explain(error: HydraException, arguments: Sequence[str]) -> str:
-    """One line for each override that names something unknown; else Hydra's own message."""
-    if isinstance(error, OverrideParseException):
-        return f"can't read the override {error.override!r}: {error.message}"
-    given, _ = get_args_parser().parse_known_args(list(arguments))
-    folders = [CONF, *([Path(given.config_dir).absolute()] if given.config_dir else [])]
-    found = unknown_names(given.overrides, folders)
-    return "\n  - ".join(["command line:", *found]) if found else f"command line: {error}"
+__all__ = ["CONF", "compose_node", "explain", "with_the_rest"]
 
 
-def unknown_names(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> list[str]:
-    """One line per override whose group, option or key does not exist."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    groups = options_by_group(folders)
-    choices = [override for override in parsed if name_of(override) in groups]
-    wrong = {str(override.input_line): unknown_option(override, groups) for override in choices}
-    valid = [for_one_job(item) for item in choices if wrong[str(item.input_line)] is None]
-    others = [override for override in parsed if name_of(override) not in groups]
-    lines = [line for line in wrong.values() if line is not None]
-    return [*lines, *unknown_keys(others, [*groups], known_keys(valid, folders))]
+def explain(error: Exception, arguments: Sequence[str]) -> str:
+    """Every fault of the command line; Hydra's own message where none is found."""
+    line = CommandLine(arguments)
+    if not line.problems:
+        return f"command line: {str(error).partition('Config search path:')[0].rstrip()}"
+    return str(ConfigError([*line.problems, *line.problems_of_the_rest()]))
+
+
+def with_the_rest(error: ConfigError, arguments: Sequence[str]) -> ConfigError:
+    """`error`, and what is wrong beside the overrides that it is about: load stops before check."""
+    line = CommandLine(arguments)
+    if line.problems or line.multirun:
+        return ConfigError([*line.problems, *error.problems])
+    for override in line.overrides:
+        if any(mentions(problem, override) for problem in error.problems):
+            line.leave_out(override)
+    more = [item for item in line.problems_of_the_rest() if item not in error.problems]
+    return ConfigError([*error.problems, *more])
+
+
+class CommandLine:
+    """The overrides of a command line and what is wrong with each of them.
+
+    A wrong option is taken for the nearest one when the rest is looked at, and so are the keys
+    that it would bring; without a near one nothing can be said about those.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        given, _ = get_args_parser().parse_known_args(list(arguments))
+        self.folders = [CONF, *([Path(given.config_dir).absolute()] if given.config_dir else [])]
+        self.multirun = bool(given.multirun) or any(map(SWEEPS.match, given.overrides))
+        self.problems: list[str] = []
+        self.overrides: list[Override] = []
+        self._groups = options_by_group(self.folders)
+        self._kept: list[str] = []  # as they are composed
+        self._left_out: list[Override] = []
+        self._obscure: list[str] = []  # groups whose keys are not known
+        self._parse(given.overrides)
+        choices = [item for item in self.overrides if self._is_choice(item)]
+        for override in choices:
+            self._look_at_choice(override)
+        self._look_at_keys([item for item in self.overrides if not self._is_choice(item)])
+
+    def problems_of_the_rest(self) -> list[str]:
+        """What load and check say of the overrides that are right by themselves."""
+        if self._obscure or self.multirun:
+            return []
+        try:
+            check(load(compose_node(self._kept, self.folders)))
+        except ConfigError as error:
+            return [
+                problem
+                for problem in error.problems
+                if not any(mentions(problem, override) for override in self._left_out)
+            ]
+        except (HydraException, RlpostError, ValueError):
+            return []  # reported when the faults above are mended
+        return []
+
+    def leave_out(self, override: Override) -> None:
+        self._left_out.append(override)
+        self._kept = [text for text in self._kept if text != str(override.input_line)]
+
+    # -- one override after another ------------------------------------------------------------
+
+    def _parse(self, overrides: Sequence[str]) -> None:
+        parser = OverridesParser.create()
+        for text in overrides:
+            try:
+                self.overrides += parser.parse_overrides([text])
+            except OverrideParseException as error:
+                reason = error.message.splitlines()[0] if error.message else "not key=value"
+                way = "" if "=" in text else f"; write {text}=<value>, or ~{text} to take it out"
+                self.problems.append(f"can't read the override {text!r}: {reason}{way}")
+
+    def _is_choice(self, override: Override) -> bool:
+        name = name_of(override)
+        return name in self._groups or name.startswith("hydra/")
+
+    def _look_at_choice(self, override: Override) -> None:
+        group, text = name_of(override), str(override.input_line)
+        if override.is_delete():
+            self._kept.append(text)
+            return
+        options = self._options(group)
+        values = chosen(override)
+        problem = self._problem_of_choice(override, values, options)
+        if problem is None:
+            self._kept.append(for_one_job(override))
+            return
+        self.problems.append(f"{text}: {problem}")
+        stand_in = nearest_name(values[0], options) if values else None
+        if values == [None]:
+            stand_in = None
+            self._left_out.append(override)
+        elif stand_in is None:
+            self._obscure.append(GLOBAL_CHOICE if is_global(group, self.folders) else group)
+        else:
+            self._kept.append(f"{override.get_key_element()}={stand_in}")
+
+    def _problem_of_choice(
+        self, override: Override, values: list[Any], options: list[str]
+    ) -> str | None:
+        group = name_of(override)
+        if values == [None]:
+            return f"write ~{group} to switch the group off"
+        for item in values:
+            if isinstance(item, str) and item not in options:
+                return unknown(item, options)
+        return self._stray_sweep(override)
+
+    def _stray_sweep(self, override: Override) -> str | None:
+        if override.is_sweep_override() and not self.multirun:
+            return "several values are a sweep: add -m; a list is written [a,b]"
+        return None
+
+    def _options(self, group: str) -> list[str]:
+        if not group.startswith("hydra/"):
+            return self._groups[group]
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            return list(loader.get_group_options(group))
+
+    def _look_at_keys(self, overrides: Sequence[Override]) -> None:
+        keys = [] if GLOBAL_CHOICE in self._obscure else known_keys(self._kept, self.folders)
+        added = tuple(name_of(item) for item in overrides if item.is_add() or item.is_force_add())
+        below = (*(f"{name}." for name in added), "hydra.sweeper.params.")
+        for override in overrides:
+            name, text = name_of(override), str(override.input_line)
+            problem = self._stray_sweep(override)
+            if problem is None and keys and name not in (*keys, *added):
+                hidden = name.partition(".")[0] in self._obscure or name.startswith(below)
+                problem = None if hidden else self._unknown_key(name, keys)
+            if problem is None:
+                self._kept.append(for_one_job(override))
+            else:
+                self.problems.append(f"{text}: {problem}")
+                self._left_out.append(override)
+
+    def _unknown_key(self, name: str, keys: Sequence[str]) -> str:
+        if elsewhere := options_with(name, self.folders):
+            return f"unknown name; it belongs to {' or '.join(elsewhere)}"
+        visible = [key for key in keys if not key.startswith("hydra") or name.startswith("hydra")]
+        return unknown(name, [*visible, *self._groups])
+
+
+def mentions(problem: str, override: Override) -> bool:
+    """Whether a problem names the override's key: the whole, or its last part as sections do."""
+    name = name_of(override)
+    names = {name, name.rpartition(".")[2]}
+    return any(re.search(rf"(?<![\w.]){re.escape(item)}(?![\w.]\w)", problem) for item in names)
 
 
 def name_of(override: Override) -> str:
     """The group or key, without `+`, `~` and a leading slash."""
     return (override.key_or_group or "").lstrip("/")
-
-
-def unknown_option(override: Override, groups: dict[str, list[str]]) -> str | None:
-    options = groups[name_of(override)]
-    for item in chosen(override):
-        if isinstance(item, str) and item not in options:
-            return unknown(str(override.input_line), item, options)
-    return None
 
 
 def chosen(override: Override) -> list[Any]:
@@ -71,42 +206,38 @@ def for_one_job(override: Override) -> str:
     return f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
 
 
-def unknown_keys(
-    overrides: Sequence[Override], groups: Sequence[str], keys: Sequence[str]
-) -> Iterator[str]:
-    added = tuple(name_of(item) for item in overrides if item.is_add() or item.is_force_add())
-    below = tuple(f"{name}." for name in added)
-    for override in overrides:
-        name = name_of(override)
-        if name in added or name.startswith(("hydra", *below)):
-            continue  # `+key` makes the key, and those in it
-        if keys and name not in keys:
-            yield unknown(str(override.input_line), name, [*groups, *keys])
-
-
 def known_keys(choices: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Keys of the configuration with these group choices; none if the groups don't compose."""
     try:
-        return key_paths(compose_node(choices, folders))
-    except HydraException:
+        keys = key_paths(compose_node(choices, folders))
+    except (HydraException, ValueError):
         return []
+    return [*keys, *key_paths(HydraConfig.instance().cfg)]
 
 
-def unknown(given: str, name: str, names: Sequence[str]) -> str:
-    """`trainer.lrr=1: unknown name; did you mean 'trainer.lr'?`; without a match, what is there."""
-    hint = nearest(name, names)
-    if not hint:
-        parent = name.rpartition(".")[0]
-        near = [item for item in names if item.rpartition(".")[0] == parent]
-        hint = f"; valid: {', '.join(near or names)}"
-    return f"{given}: unknown name{hint}"
+def unknown(name: str, names: Sequence[str]) -> str:
+    """`unknown name; did you mean 'trainer.optimizer.lr'?`; without a match, what is there.
+
+    The same last part elsewhere comes first, then the names beside it, then any that look alike.
+    """
+    unique = list(dict.fromkeys(names))
+    parent, _, leaf = name.rpartition(".")
+    same_leaf = [item for item in unique if item.rpartition(".")[2] == leaf and "." in item]
+    if same_leaf:
+        return f"unknown name; did you mean {closest(name, same_leaf)!r}?"
+    beside = [item for item in unique if item.rpartition(".")[0] == parent]
+    within = [item for item in beside if leaf in item.rpartition(".")[2]]
+    hint = f"; did you mean {within[0]!r}?" if len(within) == 1 else nearest(name, beside)
+    if not hint and parent not in unique:  # else its section is right, so others would mislead
+        hint = nearest(name, unique)
+    return "unknown name" + (hint or f"; valid: {', '.join(beside or unique)}")
 
 
-def options_by_group(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """{"algorithm": ["grpo", ...], "recipe": [...]}"""
-    options: dict[str, list[str]] = {}
-    for conf in folders:
-        for folder in sorted(path for path in conf.rglob("*") if path.is_dir()):
-            group = options.setdefault(folder.relative_to(conf).as_posix(), [])
-            group += sorted(file.stem for file in folder.glob("*.yaml"))
-    return options
+def closest(name: str, names: Sequence[str]) -> str:
+    """The one that shares the longest start with `name`, then the shortest."""
+
+    def shared(item: str) -> int:
+        pairs = zip(item, name, strict=False)
+        return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(item), len(name)))
+
+    return min(names, key=lambda item: (-shared(item), len(item)))

@@ -52,6 +52,8 @@ def explain(cls: type[Any], error: ErrorDetails, location: Location) -> str:
     hint = nearest(value, (field or {}).get("enum", ())) if isinstance(value, str) else ""
     if is_number(value) and kind.startswith(("int", "float")):
         hint = "; it is a string: remove the quotes"
+    elif isinstance(value, str) and not hint:
+        hint = unit(str(location[-1])) if location else ""
     return f"got {value!r}; allowed: {allowed}{hint}"
 
 
@@ -85,6 +87,14 @@ def schema_at(root: Mapping[str, Any], location: Location) -> dict[str, Any] | N
 def resolve(root: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
     reference = part.get("$ref")
     return root["$defs"][reference.removeprefix("#/$defs/")] if reference else part
+
+
+UNITS = {"_s": "seconds", "_bytes": "bytes", "_tokens": "tokens"}
+
+
+def unit(key: str) -> str:
+    """`, in seconds` for a key that ends in `_s`: the number is written without its unit."""
+    return next((f", in {name}" for end, name in UNITS.items() if key.endswith(end)), "")
 
 
 BOUNDS = {
@@ -125,8 +135,13 @@ def is_number(value: Any) -> bool:
 
 def nearest(name: Any, names: Iterable[str]) -> str:
     """`; did you mean 'lr'?`, or nothing when no name is close."""
+    match = nearest_name(name, names)
+    return f"; did you mean {match!r}?" if match is not None else ""
+
+
+def nearest_name(name: Any, names: Iterable[str]) -> str | None:
     matches = difflib.get_close_matches(str(name), [str(item) for item in names], n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return matches[0] if matches else None
 
 
 def join(*parts: str | int) -> str:

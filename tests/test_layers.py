@@ -28,6 +28,7 @@ ROWS = [
     "algorithms distillation rewards data models",
     "roles",
     "composition",
+    "option_files",
     "config metrics functional memory",
     "debug",
     "profiling",
@@ -35,7 +36,7 @@ ROWS = [
     "wording",
     "types",
     "fingerprint",
-    "errors lazy arguments",
+    "errors lazy arguments help",
 ]
 ROW = {room: number for number, row in enumerate(ROWS) for room in row.split()}
 # Library -> the folder that alone may import it.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
+from rlpost.config import build
 from rlpost.distillation.base import (
     NO_ID,
     DistillationConfig,
@@ -30,6 +32,15 @@ class TopKConfig(DistillationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_beta(self.divergence, self.beta)
+
+    def conflicts(self, run: Any) -> Iterator[str]:
+        yield from super().conflicts(run)
+        settings = None if run.debug.small_models else build(run.model).settings()
+        if settings is not None and self.k > settings["vocab_size"]:
+            yield (
+                f"distillation.k ({self.k}) is more than the {settings['vocab_size']} tokens of "
+                "the model's vocabulary; lower it, or choose distillation=full"
+            )
 
 
 class TopK(Divergent):

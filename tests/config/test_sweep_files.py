@@ -6,8 +6,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from rlpost.composition import CONF
 from rlpost.config import load_sweep
-from rlpost.overrides import CONF, unknown_names
+from rlpost.overrides import CommandLine
 
 FILES = sorted((CONF / "sweep").glob("*.yaml"))
 
@@ -19,7 +20,7 @@ def test_a_sweep_starts_as_one_and_varies_what_is_there(name: str) -> None:
     node = OmegaConf.create(text)
     assert node.hydra.mode == "MULTIRUN", "else a forgotten -m would start a single run"
     varied = [f"{key}={value}" for key, value in node.hydra.sweeper.params.items()]
-    assert unknown_names(["recipe=grpo_chain", *varied]) == []
+    assert CommandLine(["-m", "recipe=grpo_chain", *varied]).problems == []
     parsed = OverridesParser.create().parse_overrides(varied)
     assert all(override.is_sweep_override() for override in parsed)
 

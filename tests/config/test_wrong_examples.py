@@ -48,7 +48,7 @@ WRONG = [
     ),
     ("resume_from=outputs/nowhere", "resume_from: there is no folder 'outputs/nowhere'"),
     ("seed=${nothing}", "seed: interpolation '${nothing}' can't be resolved"),
-    ("engine=null", "write ~group, not group=null, to switch a group off"),
+    ("engine=null", "engine=null: write ~engine to switch the group off"),
     ("~engine", "engine: null, but SingleTurn samples from engines"),
     ("~weight_sync", "weight_sync: null, but engines would keep their first weights"),
     ("~reward", "reward: null, but what SingleTurn samples has to be scored"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from rlpost.cli import readable_errors
@@ -16,8 +18,13 @@ CASES = [
 
 @pytest.mark.parametrize(("error", "code", "text"), CASES, ids=lambda item: str(item)[:20])
 def test_expected_errors_are_one_block_and_a_code(
-    error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["launch.py"])
     with pytest.raises(SystemExit) as exit_, readable_errors():
         raise error
     assert exit_.value.code == code
