@@ -39,12 +39,22 @@ def engine_memory(config: ServingConfig, task: EngineTask) -> WorkerMemory:
     if task.head == "logits":
         running = int(config.vllm.get("max_num_seqs") or MAX_NUM_SEQS)
         parts["logits"] = 3 * running * task.shape.vocab_size * 4
-    if not config.on_cpu:
+    if config.on_cpu:
+        parts["packed"] = packed_parameters(task.shape) * DTYPE_BYTES[task.dtype]
+    else:
         parts["context"] = CONTEXT_BYTES
     kv_cache = kv_cache_bytes(config, task, taken=sum(parts.values()))
     if kv_cache is not None:
         parts["kv_cache"] = ranks * kv_cache
     return WorkerMemory(parts, {"process": ranks * PROCESS_BYTES}, on_gpu=not config.on_cpu)
+
+
+def packed_parameters(shape: ModelShape) -> int:
+    """Of the linear layers, which the CPU's kernels hold once more (see packing.py)."""
+    lookup = 0 if shape.tied else shape.vocab_size * shape.hidden_size
+    sparse = shape.num_layers - len(shape.dense_layers) if shape.num_experts else 0
+    experts = sparse * 3 * shape.hidden_size * shape.expert_size * shape.num_experts
+    return shape.num_parameters() - lookup - experts
 
 
 def kv_cache_bytes(config: ServingConfig, task: EngineTask, *, taken: int) -> int | None:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rlpost.cluster.workers import Worker
 
 DEADLINE_S = 60.0
-NOT_COUNTED = ("context",)  # by torch, of a GPU's memory
+# Of a GPU's memory by torch; and before the first checkpoint.
+NOT_COUNTED = ("context", "save")
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,8 @@ class MemoryReport:
 
 def taken(worker: WorkerMemory) -> int:
     """What `measured` can see of it."""
-    if not worker.on_gpu:
-        return worker.host_bytes
-    return worker.device_bytes - sum(worker.parts.get(name, 0) for name in NOT_COUNTED)
+    parts = worker.parts if worker.on_gpu else {**worker.parts, **worker.host_parts}
+    return sum(value for name, value in parts.items() if name not in NOT_COUNTED)
 
 
 def measured(reading: Mapping[str, float], *, on_gpu: bool) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 from rlpost.cluster import gpus
@@ -79,12 +78,11 @@ def more_of(cluster: Any, kind: str, have: float, needed: float) -> Iterator[str
 
 def less_needed(config: RunConfig, kind: str, have: float) -> Iterator[str]:
     """Of each key, the change nearest to what was asked that is enough by itself."""
-    seen: set[str] = set()
-    for text, made in variants.fewer_workers(config):
-        key = text.partition("=")[0]
-        if key not in seen and need(placements(made), kind) <= have:
-            seen.add(key)
-            yield text
+    yield from first_of_each_key(
+        text
+        for text, made in variants.fewer_workers(config)
+        if need(placements(made), kind) <= have
+    )
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -132,7 +130,7 @@ def over(
     holders.sort(key=lambda holder: -holder[1].certain_bytes)
     shown = " + ".join(f"{name} {largest(memory)}" for name, memory in holders[:SHOWN])
     more = " + ..." if len(holders) > SHOWN else ""
-    ways = ways_to_fit(config, load.planned - have, have, on_gpu=on_gpu, replan=replan)
+    ways = ways_to_fit(config, load, have, on_gpu=on_gpu, replan=replan)
     advice = either(ways) or "a smaller model, or more memory"
     return f"{place}: {shown}{more} exceeds {size(have)}; try {advice}"
 
@@ -146,29 +144,54 @@ def largest(memory: WorkerMemory) -> str:
 
 def ways_to_fit(
     config: RunConfig,
-    excess: int,
+    load: Load,
     have: int,
     *,
     on_gpu: bool,
     replan: Callable[[RunConfig], MemoryPlan],
-) -> Iterator[str]:
-    """The first change of each key after which all of one kind of memory fits, estimates too."""
+) -> list[str]:
+    """The first change of each key after which all of one kind of memory fits.
+
+    With the estimates, or, where no change is enough for those, without them.
+    """
+
+    def loads(changed: RunConfig) -> list[Load]:
+        plan = replan(changed)
+        return list(plan.devices.values() if on_gpu else plan.hosts.values())
+
+    for count in (planned, certain):
+        tried = changes(config, count(load) - have, on_gpu=on_gpu)
+        ways = first_of_each_key(
+            text for text, made in tried if all(count(item) <= have for item in loads(made))
+        )
+        if ways:
+            return ways
+    return []
+
+
+def planned(load: Load) -> int:
+    return load.planned
+
+
+def certain(load: Load) -> int:
+    return load.certain
+
+
+def changes(config: RunConfig, excess: int, *, on_gpu: bool) -> Iterator[variants.Variant]:
     count = config.engine.config.num_engines if config.engine is not None else 1
     less = -(-excess // (1 if on_gpu else count) // MIB) * MIB
-    tried = chain(
-        variants.smaller_kv_cache(config, less),
-        variants.fewer_workers(config),
-        variants.cut_over_more(config) if on_gpu else (),
-        variants.halves(config),
-    )
-    seen: set[str] = set()
-    for text, made in tried:
-        key = text.partition("=")[0]
-        plan = replan(made)
-        loads = plan.devices.values() if on_gpu else plan.hosts.values()
-        if key not in seen and all(load.planned <= have for load in loads):
-            seen.add(key)
-            yield text
+    yield from variants.smaller_kv_cache(config, less)
+    yield from variants.fewer_workers(config)
+    if on_gpu:
+        yield from variants.cut_over_more(config)
+    yield from variants.halves(config)
+
+
+def first_of_each_key(texts: Iterable[str]) -> list[str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        found.setdefault(text.partition("=")[0], text)
+    return list(found.values())
 
 
 def kv_cache_problems(

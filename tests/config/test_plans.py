@@ -180,7 +180,7 @@ def test_half_a_run_has_half_a_plan(monkeypatch: Any, tmp_path: Path) -> None:
 
 # -- what can't fit ------------------------------------------------------------------------------
 
-SMALL_HOST = Machine(8 * GIB, 8 * GIB, None, 1000 * GIB)
+SMALL_HOST = Machine(20 * GIB, 20 * GIB, None, 1000 * GIB)
 EIGHT_BILLION = [
     *["model=tiny_init", "model.num_layers=32", "model.hidden_size=4096", "model.num_heads=32"],
     *["model.num_key_value_heads=8", "model.intermediate_size=14336", "model.dtype=bfloat16"],
@@ -203,9 +203,9 @@ REFUSED: list[tuple[Machine, list[str], str]] = [
     ),
     (
         SMALL_HOST,
-        [SMOL, "engine.vllm.kv_cache_memory_bytes=10000000000"],
-        r"memory of node 0: engine\[0\] 9.8 GiB \(kv_cache 9.3 GiB\) \+ actor\[0\] 2.0 GiB .* "
-        r"exceeds 8.0 GiB; try engine.vllm.kv_cache_memory_bytes=\d+",
+        [SMOL, "engine.vllm.kv_cache_memory_bytes=10000000000", "engine.num_engines=2"],
+        r"memory of node 0: engine\[0\] 9.8 GiB \(kv_cache 9.3 GiB\) \+ .* \+ actor\[0\] 2.0 GiB "
+        r"\(optimizer 1.0 GiB\) exceeds 20 GiB; try engine.vllm.kv_cache_memory_bytes=\d+",
     ),
     (
         ROOMY,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from rlpost.checks import check
-from rlpost.config import RoleConfig, RunConfig, Section
-from rlpost.debug import DebugConfig
+from rlpost.composition import compose_node
+from rlpost.config import RoleConfig, RunConfig, Section, load
 from rlpost.errors import ConfigError
 from rlpost.plan import RunPlan
 from rlpost.plan.arithmetic import Split
@@ -88,6 +88,7 @@ def critic(**changes: Any) -> RoleConfig:
     return RoleConfig(section(), trainer)
 
 
+NO_DEBUG = load(compose_node([])).debug
 WITH_VALUES = ("old_logprobs", "values")
 
 
@@ -114,7 +115,7 @@ def run_config(**changes: Any) -> RunConfig:
         "objective": None,
         "stop_sweep_on_failure": False,
         "tracking": {},
-        "debug": DebugConfig({}, [], small_models=False, only=None, samples_from=None),
+        "debug": NO_DEBUG,
     }
     groups = RunConfig.__dataclass_fields__.keys() - keys.keys()
     return RunConfig(**{**keys, **{name: section() for name in groups}, **changes})

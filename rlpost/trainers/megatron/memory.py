@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 PROCESS_BYTES = 490 * MIB  # Python, torch, Megatron-Core and Ray, as measured on a CPU
 CONTEXT_BYTES = 2048 * MIB  # of CUDA and NCCL on the device
+SAVE_BYTES = (
+    32  # for each parameter, on the host of the rank that gathers a checkpoint, as measured
+)
 CHUNK_BYTES = 64 * MIB  # of weights that are exported together, see export.py
 
 
@@ -53,7 +56,15 @@ def rank_memory(config: MegatronRoleConfig, task: RankTask, head: Head) -> Worke
     on_gpu = config.num_gpus_per_rank > 0
     if on_gpu:
         parts["context"] = CONTEXT_BYTES
-    return WorkerMemory(parts, {"process": PROCESS_BYTES}, on_gpu)
+    host_parts = {"process": PROCESS_BYTES}
+    if task.trained and gathers(config, task.rank):
+        host_parts["save"] = num_parameters * SAVE_BYTES
+    return WorkerMemory(parts, host_parts, on_gpu)
+
+
+def gathers(config: MegatronRoleConfig, rank: int) -> bool:
+    """Whether the rank is the first of its data-parallel group: it gets the others' state."""
+    return rank // config.tensor_model_parallel_size % config.data_parallel_size == 0
 
 
 def tokens_at_once(config: MegatronRoleConfig, task: RankTask) -> int:
