@@ -86,15 +86,14 @@ def test_scores_of_steps_join_the_actors_advantages_alone(run: WholeRun) -> None
     whitened = (gae - gae.mean()) / gae.std()
     scores = [tuple(row["step_scores"]) for row in rows]
     earned = step_normalized(scores, [row["prompt_key"] for row in rows])
-    steps = np.concatenate(
-        [
-            np.array(of_row)[kept(row, "step_index")]
-            for row, of_row in zip(rows, earned, strict=True)
-        ]
-    )
+    terms = [
+        np.nan_to_num(of_row)[kept(row, "step_index")]
+        for row, of_row in zip(rows, earned, strict=True)
+    ]
+    steps = np.concatenate(terms)
     advantages = np.concatenate([kept(row, "advantages") for row in rows])
     assert np.std(steps) > 0.1
-    np.testing.assert_allclose(advantages, whitened + np.nan_to_num(steps), atol=1e-3)
+    np.testing.assert_allclose(advantages, whitened + steps, atol=1e-3)
 
 
 def kept(row: dict[str, Any], column: str) -> list[Any]:
