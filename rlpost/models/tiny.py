@@ -70,6 +70,10 @@ class TinyModel:
     def prepare(self, cache_dir: Path) -> Path:
         return build_once(cache_dir / f"tiny-{key_of(asdict(self.config))}", self._write)
 
+    def prepare_small(self, cache_dir: Path) -> Path:
+        """It is small already, and its sizes are the user's own."""
+        return self.prepare(cache_dir)
+
     def settings(self) -> dict[str, Any]:
         """Qwen3 and not Qwen2: for Qwen2, AutoTokenizer replaces any tokenizer by Qwen's own."""
         config = self.config
