@@ -45,6 +45,8 @@ def with_the_rest(error: ConfigError, arguments: Sequence[str]) -> ConfigError:
     line = CommandLine(arguments)
     if line.problems or line.multirun:
         return ConfigError([*line.problems, *error.problems])
+    if not line.overrides:
+        return error
     for override in line.overrides:
         if any(mentions(problem, override) for problem in error.problems):
             line.leave_out(override)
@@ -61,15 +63,17 @@ class CommandLine:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         given, _ = get_args_parser().parse_known_args(list(arguments))
+        elsewhere = given.config_path or given.config_name or given.experimental_rerun
+        overrides = [] if elsewhere else given.overrides  # of a saved run only Hydra can tell
         self.folders = [CONF, *([Path(given.config_dir).absolute()] if given.config_dir else [])]
-        self.multirun = bool(given.multirun) or any(map(SWEEPS.match, given.overrides))
+        self.multirun = bool(given.multirun) or any(map(SWEEPS.match, overrides))
         self.problems: list[str] = []
         self.overrides: list[Override] = []
         self._groups = options_by_group(self.folders)
         self._kept: list[str] = []  # as they are composed
         self._left_out: list[Override] = []
         self._obscure: list[str] = []  # groups whose keys are not known
-        self._parse(given.overrides)
+        self._parse(overrides)
         choices = [item for item in self.overrides if self._is_choice(item)]
         for override in choices:
             self._look_at_choice(override)

@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from rlpost.arguments import recipe_in_its_place
-from rlpost.overrides import unknown_names
+from rlpost.overrides import CommandLine
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/*.md")})
@@ -41,7 +41,7 @@ def test_every_make_target_is_explained_by_help():
 def test_launch_commands_compose(command):
     overrides = recipe_in_its_place(shlex.split(command, comments=True)[2:])
     if "-m" in overrides:  # each job composes for itself: see tests/config/test_sweep_files.py
-        assert unknown_names([item for item in overrides if item != "-m"]) == []
+        assert CommandLine(overrides).problems == []
         return
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
         compose("config", overrides=overrides, return_hydra_config=True)

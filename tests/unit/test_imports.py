@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent.parent
-HEAVY = ["torch", "ray", "vllm", "megatron", "transformers", "mlflow", "pyarrow"]
+HEAVY = [
+    "torch",
+    "ray",
+    "vllm",
+    "megatron",
+    "transformers",
+    "mlflow",
+    "pyarrow",
+    "tensorboard",
+    "optuna",
+    "submitit",
+]
 # Runs launch.py as a script and reports, whatever its exit, what it loaded.
 LAUNCH = """
 import json, runpy, sys
@@ -39,8 +50,16 @@ def loaded_by(script: str) -> list[str]:
     return json.loads(done.stderr.rpartition("loaded ")[2])  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["plan=true"]], ids=str)
-def test_launch_answers_without_heavy_libraries(arguments: list[str]) -> None:
+ANSWERS = (["--help"], ["--cfg", "job"], ["-sc", "query=bash"], ["plan=true"])
+
+
+@pytest.mark.parametrize("arguments", ANSWERS, ids=str)
+def test_launch_answers_without_heavy_libraries(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "python launch.py +recipe=gr"
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
     started = time.monotonic()
     assert loaded_by(LAUNCH.format(arguments=arguments, heavy=HEAVY)) == []
     assert time.monotonic() - started < 15  # about one second on an idle machine
