@@ -160,6 +160,13 @@ def test_no_worker_outlives_a_killed_driver(endings: Endings) -> None:
     ending.run.no_process_is_left(timeout_s=120.0)
 
 
+def test_a_killed_driver_has_failed_and_leaves_its_timeline(endings: Endings) -> None:
+    ending = endings.get("driver")
+    ending.run.no_process_is_left(timeout_s=120.0)  # its guard included
+    assert [found.info.status for found in ending.run.mlflow_runs()] == ["FAILED"]
+    assert (ending.run.run_dir / "timeline.json").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "detail"),
     [
