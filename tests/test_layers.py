@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parent.parent
 # contract (`base`) of a neighbour in its row.
 ROWS = [
     "launch config_reference __main__",
-    "sweeps",
+    "sweeps start",
     "cli",
     "overrides",
     "job",
