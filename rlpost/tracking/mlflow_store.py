@@ -210,7 +210,8 @@ def _experiment_id(client: Any, name: str, artifact_dir: str | None) -> str:
     if found.lifecycle_stage == "deleted":
         raise ValueError(
             f"experiment {name!r} was deleted; restore it (mlflow experiments restore "
-            f"--experiment-id {found.experiment_id}) or set tracking.mlflow.experiment to another name"
+            f"--experiment-id {found.experiment_id}) or set tracking.mlflow.experiment to another "
+            "name"
         )
     return str(found.experiment_id)
 
