@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlpost.memory import size
 from rlpost.tracking.base import RunStatus
+from rlpost.tracking.comparison import Comparison
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ class ConsoleTracker:
         self._first_step: int | None = None
         self._step = 0
         self._phase = ""
-        self._evals: dict[str, list[float]] = {}
+        self._comparison = Comparison()
 
     def start(self, *, run_name: str, run_dir: Path, params: Mapping[str, Any]) -> None:
         self._started = time.monotonic()
@@ -61,8 +62,7 @@ class ConsoleTracker:
         if self._first_step is None:
             self._first_step, self._first_log = step, time.monotonic()
         self._step = step
-        for name, value in accuracies(metrics).items():
-            self._evals.setdefault(name, []).append(value)
+        self._comparison.add(metrics)
         line = step_line(step, self._num_steps, metrics, self._remaining_s())
         self._console.print(line)
         if memory := memory_line(metrics):
@@ -79,21 +79,28 @@ class ConsoleTracker:
             self._progress = None
 
     def report(self) -> Mapping[str, str]:
-        return {
-            f"accuracy ({name})": f"{values[0]:.3f} -> {values[-1]:.3f}"
-            if len(values) > 1
-            else f"{values[0]:.3f}"
-            for name, values in self._evals.items()
-        }
+        """Nothing to name: what changed is a table of the summary."""
+        return {}
 
     def summary(self, status: RunStatus, rows: Mapping[str, str]) -> None:
-        """Prints the status and `rows`; lines are never wrapped, so commands can be copied."""
+        """Prints the status, what changed, and `rows`; their lines are never wrapped, so that
+        commands can be copied."""
         took = duration(time.monotonic() - self._started)
         head = f"{status} at step {self._step}/{self._num_steps} after {took}"
         self._console.print(f"\n[bold {STYLES[status]}]{head}[/]")
+        self._print_comparison()
         width = max((len(name) for name in rows), default=0)
         for name, text in rows.items():
             self._console.print(f"  {name:<{width}}  {_near(text)}", markup=False)
+
+    def _print_comparison(self) -> None:
+        from rich.table import Table
+
+        table = Table("", "first", "last", box=None, pad_edge=False, padding=(0, 2))
+        for label, first, last in self._comparison.rows():
+            table.add_row(f"  {label}", f"{first:.3f}", f"{last:.3f}")
+        if table.row_count:
+            self._console.print(table)
 
     def _remaining_s(self) -> float | None:
         """Seconds to the last step at the pace so far; None before the second row."""

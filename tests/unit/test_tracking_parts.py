@@ -162,7 +162,7 @@ def test_report_names_the_newest_checkpoint_by_number(tmp_path):
 
 def test_plain_console_prints_one_line_a_step_and_a_summary(tmp_path):
     out = io.StringIO()
-    tracker = ConsoleTracker(num_steps=2, console=Console(file=out, soft_wrap=True, width=40))
+    tracker = ConsoleTracker(num_steps=2, console=Console(file=out, soft_wrap=True, width=60))
     tracker.start(run_name="grpo", run_dir=tmp_path, params={})
     tracker.phase("starting engines")
     tracker.log(0, {"eval/chain_sum/accuracy": 0.125})
@@ -177,8 +177,10 @@ def test_plain_console_prints_one_line_a_step_and_a_summary(tmp_path):
     assert lines[3].startswith("step 1/2  reward 0.500  1,204 tokens/s")
     assert lines[4] == "step 2/2  reward 0.750  eval chain_sum 0.625"
     assert "FINISHED at step 2/2" in lines[6]
-    assert lines[7] == "  accuracy (chain_sum)  0.125 -> 0.625"
-    assert lines[8].endswith(command)
+    assert lines[7].split() == ["first", "last"]
+    assert lines[8].split() == ["held-out", "accuracy", "(chain_sum)", "0.125", "0.625"]
+    assert lines[9].split() == ["reward", "0.500", "0.750"]
+    assert lines[10].endswith(command)
 
 
 def test_line_shows_what_is_left():
