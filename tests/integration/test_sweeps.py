@@ -38,8 +38,8 @@ class Ended:
     @property
     def folder(self) -> Path:
         """The sweeps of a test share an output folder; each has a mark of its own."""
-        found = self.launch.output_dir.glob("sweeps/*/multirun.yaml")
-        (folder,) = [path.parent for path in found if self.launch.mark in path.read_text()]
+        found = self.launch.output_dir.glob("sweeps/*/0/.hydra/overrides.yaml")
+        (folder,) = [path.parents[2] for path in found if self.launch.mark in path.read_text()]
         return folder
 
     def summary(self) -> list[dict[str, str]]:
