@@ -3,13 +3,14 @@
 Exit codes: 0 finished, 1 the run failed, 2 the configuration is wrong, 130 interrupted.
 """
 
+import os
 import sys
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from rlpost.arguments import recipe_in_its_place
+from rlpost.arguments import completed_in_its_place, recipe_in_its_place
 from rlpost.cli import readable_errors
 from rlpost.help import asks_for_help, help_text
 from rlpost.start import start
@@ -24,6 +25,7 @@ def main(node: DictConfig) -> float | None:
 
 if __name__ == "__main__":
     sys.argv = recipe_in_its_place(sys.argv)
+    completed_in_its_place(os.environ)
     if asks_for_help(sys.argv[1:]):
         print(help_text())
         sys.exit()

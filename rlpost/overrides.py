@@ -187,6 +187,7 @@ def mentions(problem: str, override: Override) -> bool:
     """Whether a problem names the override's key: the whole, or its last part as sections do."""
     name = name_of(override)
     names = {name, name.rpartition(".")[2]}
+    problem = problem.partition("; did you mean")[0].partition("; valid")[0]  # what is at fault
     return any(re.search(rf"(?<![\w.]){re.escape(item)}(?![\w.]\w)", problem) for item in names)
 
 

@@ -29,7 +29,7 @@ WRONG = [
     ("trainer.optimizer.lr=fast seed=one", ["lr: got 'fast'; allowed: number > 0", "seed: got"]),
     ("rollout.generate_deadline_s=10min", ["got '10min'; allowed: number > 0, in seconds"]),
     ("group_size=10 train_batch_size=96 seed=-1", ["try 90 or 100", "seed: got -1"]),
-    ("clip_low=0.1 +algorithm.clip=1", ["mean 'algorithm.clip_low'?"]),
+    ("clip_low=0.1 +algorithm.clip=1", ["mean 'algorithm.clip_low'?", "algorithm.clip: unknown"]),
     ("algorithm.clip_lo=0.1 ~engin", ["mean 'algorithm.clip_low'?", "~engin: unknown name"]),
     ("engine=null seed=-1", ["engine=null: write ~engine", "seed: got -1"]),
     ("algorithm=[grpo,dapo] seed=-1", ["algorithm takes one option, not a list", "seed: got -1"]),
