@@ -185,6 +185,8 @@ async def test_the_prefix_cache_is_dropped_at_commit(
     before = await call(engine, "stats")
     await generate(engine, [request(next(names), tokens=prompt)])
     after = await call(engine, "stats")
+    memory = await call(engine, "memory")
+    assert memory["rss_peak_bytes"] > 1e8 and memory["pss_bytes"] > 1e7
     assert after["cached_tokens"] - before["cached_tokens"] >= 64
     await push([engine], folders[2], next(versions))
     asked = request(next(names), tokens=prompt)
