@@ -89,6 +89,15 @@ def test_ranks_hold_their_cut_of_the_model() -> None:
     assert "logits" not in first and first["activations"] == 2 * last["activations"]
 
 
+def test_the_first_data_parallel_rank_gathers_a_checkpoint_on_the_host() -> None:
+    config = trainer_config(tp=2, dp=2, num_gpus_per_rank=1.0)
+    ranks = [config.memory(replace(TASK, rank=rank), "logits") for rank in range(4)]
+    assert ["save" in rank.host_parts for rank in ranks] == [True, True, False, False]
+    assert all("save" not in rank.parts and rank.on_gpu for rank in ranks)
+    frozen = config.memory(replace(TASK, trained=False), "logits")
+    assert "save" not in frozen.host_parts
+
+
 def test_a_value_head_has_no_vocabulary() -> None:
     found = parts(head="value")
     assert found["weights"] == 4 * (WHOLE - 100 * 16 + 17)
@@ -126,6 +135,7 @@ def test_an_engine_holds_weights_and_the_cache_it_was_given() -> None:
     task = EngineTask(SHAPE, "float32", 32, "logits", device_bytes=None)
     found = engine().memory(task)
     assert found.certain_bytes == 4 * WHOLE + 64 * MIB
+    assert found.parts["packed"] == 4 * (WHOLE - 100 * 16)  # all but the table of embeddings
     # keys and values of 2 layers, 2 heads of 4 in float32: 128 bytes a token
     assert kv_cache_tokens(engine(), task, 64 * MIB) == 64 * MIB // 128
 
