@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from rlpost.cluster.base import RayCluster
+from rlpost.cluster.base import LOOK_EVERY_S, RayCluster
 from rlpost.cluster.nodes import Pins
+from rlpost.errors import ClusterError
+
+CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -37,4 +42,21 @@ class AddressCluster(RayCluster):
     def connect(self) -> None:
         import ray
 
+        self._reach()  # Ray itself would try for minutes, and end with a stack of its own
         ray.init(address=self.config.address, log_to_driver=False, logging_level="ERROR")
+
+    def _reach(self) -> None:
+        """Raises ClusterError when nobody listens at the address in time."""
+        host, port = self.config.address.split(":")
+        end = time.monotonic() + self.config.start_deadline_s
+        while True:
+            try:
+                socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+                return
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise ClusterError(
+                        f"nobody listens at cluster.address ({self.config.address}): {error}; "
+                        "it is what `ray start --head` printed on the head"
+                    ) from error
+                time.sleep(LOOK_EVERY_S)
