@@ -39,11 +39,16 @@ class SlurmRun(WholeRun):
     @property
     def run_dir(self) -> Path:
         """The folder of the job's run, wherever it is: that of the launch holds no plan."""
-        (plan,) = self.output_dir.rglob("plan.json")
+        (plan,) = self._written("plan.json")
         return plan.parent
 
+    def _written(self, name: str) -> list[Path]:
+        """The files of that name in runs' folders, and not the copies that MLflow keeps."""
+        found = self.output_dir.rglob(name)
+        return [path for path in found if "mlflow_artifacts" not in path.parts]
+
     def _reached(self, step: int) -> bool:
-        rows = list(self.output_dir.rglob("metrics.jsonl"))
+        rows = self._written("metrics.jsonl")
         return bool(rows) and f'"step": {step},' in rows[0].read_text()
 
     @property
