@@ -13,8 +13,8 @@ help: ## Print this list
 setup: ## Make .venv and install the pinned packages (does nothing when they are there)
 	@$(PYTHON) scripts/setup.py
 
-demo: setup ## Train a small model from reward alone on this CPU, and show that it improved
-	@$(BIN)/python launch.py +recipe=grpo_chain
+demo: setup ## Train a small model with rewards and a teacher on this CPU, and show that it improved
+	@$(BIN)/python launch.py +recipe=grpo_prm_distill
 
 test: setup ## Run every test that needs no GPU
 	@$(BIN)/python -m pytest -m "not gpu" tests
