@@ -36,6 +36,7 @@ PHASES = {
 ONE_CORE_EACH = [
     "trainer.data_parallel_size=1",
     "+cluster.cores.engine=[0]",
+    "+cluster.cores.rollout=[0]",
     "+cluster.cores.actor=[1]",
     "+engine.vllm.max_num_seqs={seqs}",
 ]
