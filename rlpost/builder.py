@@ -155,7 +155,8 @@ class Builder:
     ) -> MemoryReport:
         workers = {name: role.group.workers for name, role in roles.items()}
         served = {"engine": engines, "prm": prm_engines}
-        return MemoryReport(self.plan.memory.workers, workers | served)
+        on_gpu = frozenset(bundle.role for bundle in self.plan.bundles if bundle.gpus)
+        return MemoryReport(self.plan.memory.workers, workers | served, on_gpu)
 
     def trainers(self, roles: dict[str, Role]) -> Trainers:
         config, algorithm = self.config, build(self.config.algorithm)

@@ -19,10 +19,14 @@ NOT_COUNTED = ("context", "save")
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """`planned` and `workers` by role; a role whose size was not known is not in `planned`."""
+    """`planned` and `workers` by role; a role whose size was not known is not in `planned`.
+
+    `on_gpu`: roles whose memory is that of their GPUs.
+    """
 
     planned: Mapping[str, Sequence[WorkerMemory]]
     workers: Mapping[str, Sequence[Worker]]
+    on_gpu: frozenset[str]
 
     async def measure(self) -> dict[str, float]:
         """Sums over a role's workers: `memory/<role>/planned_bytes`, `.../measured_bytes`.
@@ -41,8 +45,7 @@ class MemoryReport:
         return metrics
 
     def _of_role(self, role: str, readings: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-        planned = self.planned.get(role, ())
-        on_gpu = bool(planned) and planned[0].on_gpu
+        planned, on_gpu = self.planned.get(role, ()), role in self.on_gpu
         found = {
             "measured_bytes": sum(measured(reading, on_gpu=on_gpu) for reading in readings),
             "measured_held_bytes": sum(map(held, readings)),

@@ -229,7 +229,9 @@ async def test_planned_and_measured_memory_are_summed_over_ranks() -> None:
         "engine": [Reading(memory=reading)],
         "prm": [],
     }
-    metrics = await MemoryReport({"actor": (planned, planned)}, workers).measure()
+    metrics = await MemoryReport(
+        {"actor": (planned, planned)}, workers, on_gpu=frozenset()
+    ).measure()
     assert metrics == {
         "memory/actor/planned_bytes": 110.0,
         "memory/actor/measured_bytes": 120.0,  # 50 of its own, and 10 more at the peak
@@ -241,3 +243,16 @@ async def test_planned_and_measured_memory_are_summed_over_ranks() -> None:
         "memory, measured / planned:  actor 120 B / 110 B  engine 60 B / ?"
     )
     assert memory_line({"train/loss": 1.0}) == ""
+
+
+async def test_an_engine_on_a_gpu_says_nothing_measured_whether_its_size_is_known_or_not() -> None:
+    host = {"rss_bytes": 90.0, "rss_peak_bytes": 100.0, "pss_bytes": 50.0}
+    planned = WorkerMemory({"weights": 5, "kv_cache": 9}, {"process": 40}, on_gpu=True)
+    workers: Any = {
+        "actor": [Reading(memory={**host, "device_peak_bytes": 7.0})],
+        "engine": [Reading(memory=host)],
+        "prm": [Reading(memory=host)],
+    }
+    on_gpu = frozenset({"actor", "engine", "prm"})
+    metrics = await MemoryReport({"engine": (planned,)}, workers, on_gpu).measure()
+    assert metrics == {"memory/actor/measured_bytes": 7.0, "memory/engine/planned_bytes": 14.0}
