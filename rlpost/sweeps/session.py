@@ -39,6 +39,7 @@ class Sweep:
             build(store, resume_run_id=None, leave_will=self._guard.add) for store in stores
         ]
         self._until_the_end = contextlib.ExitStack()
+        self._begun = False
 
     def begin(self, run_name: str, params: Mapping[str, Any]) -> None:
         """Raises TrackingError if a store can't be reached: no job could reach it either."""
@@ -52,6 +53,7 @@ class Sweep:
             tracker.start(run_name=run_name, run_dir=self.folder, params=params)
         runs = {item.config.tracking_uri: str(item.run_id) for item in self._trackers}
         sweep_file.write(self.folder, runs)
+        self._begun = True
 
     def end(self, status: RunStatus) -> bool:
         """Prints and keeps the summary, closes the trackers. Whether every job ended well."""
@@ -66,7 +68,8 @@ class Sweep:
         if bad and status == "FINISHED":
             status = "FAILED" if "FAILED" in bad else "KILLED"
         for tracker in self._trackers:
-            self._report(tracker, records)
+            if self._begun:
+                self._report(tracker, records)
             tracker.close(status)
         return not bad
 

@@ -65,6 +65,7 @@ class BackgroundTracker:
         self._thread: threading.Thread | None = None
         self._sink: Sink | None = None
         self._start_error: Exception | None = None
+        self._told = False  # that it did not start
         self._dropped = 0
         self._warned = False
 
@@ -96,10 +97,12 @@ class BackgroundTracker:
         """Writes what is queued, then the status. Never raises: the run's own error comes first."""
         if self._thread is None:
             return
+        told = self._told
         try:
             self._wait_for_start()
         except TrackingError as error:
-            logger.warning("%s", error)
+            if not told:
+                logger.warning("%s", error)
             return
         deadline = time.monotonic() + self._close_timeout_s
         try:
@@ -123,8 +126,11 @@ class BackgroundTracker:
         return {f"{self._label} lacks": f"{self._dropped} rows or files that were not written"}
 
     def _wait_for_start(self) -> None:
+        """Raises TrackingError; from the second time on without a wait."""
         assert self._thread is not None, "start() has not been called"
-        if not self._opened.wait(self._start_timeout_s):
+        opened = self._opened.wait(0.0 if self._told else self._start_timeout_s)
+        self._told = not opened or self._start_error is not None
+        if not opened:
             raise TrackingError(
                 f"{self._label} did not start within {self._start_timeout_s:g} s; raise "
                 f"{self._key}.start_timeout_s, or run without it (tracking=none)"

@@ -36,10 +36,11 @@ class MlflowTrackerConfig:
                 f"tracking_uri ({self.tracking_uri!r}) must be an address such as "
                 f"'sqlite:///outputs/mlflow.db' or 'http://host:5000'"
             )
-        if self.tracking_uri.startswith("http") and urlsplit(self.tracking_uri).password:
+        if urlsplit(self.tracking_uri).password:
             raise ValueError(
                 "tracking_uri holds a password, which every record of the run would show; set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment instead"
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment instead, "
+                "or what the data base's client reads, such as PGPASSFILE"
             )
 
 

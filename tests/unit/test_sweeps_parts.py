@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rlpost.errors import ConfigError, EngineError
+from rlpost.composition import compose_node
+from rlpost.config import load
+from rlpost.errors import ConfigError, EngineError, TrackingError
 from rlpost.objective import ObjectiveConfig, objective_of
 from rlpost.sweeps import session, summary
 from rlpost.sweeps.job import Job
@@ -128,6 +130,18 @@ def test_a_job_that_never_wrote_its_end_has_failed_when_the_sweep_is_over(tmp_pa
         session.lead(session.Sweep(tmp_path, None))
     assert ending.value.code == 1
     assert "its process ended without a word" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_store_that_can_not_be_reached_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    store = load(compose_node([f"tracking.mlflow.tracking_uri=sqlite:///{tmp_path}/file/runs.db"]))
+    sweep = session.Sweep(tmp_path, None, list(store.tracking.values()))
+    with pytest.raises(TrackingError, match="MLflow could not start"), session.whole_sweep():
+        session.lead(sweep)
+        sweep.begin("sweep", {})
+    assert not caplog.records
 
 
 def test_a_job_finds_the_run_of_its_sweep_in_the_same_store_only(tmp_path: Path) -> None:

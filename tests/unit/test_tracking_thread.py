@@ -1,6 +1,7 @@
 """The MLflow tracker beside its store: thread, queue, retries; no MLflow is imported here."""
 
 import threading
+import time
 
 import pytest
 
@@ -55,8 +56,10 @@ def wills():
 def started(monkeypatch, tmp_path, wills):
     """Starts a tracker on a given run, or on an error to raise."""
 
-    def start(run, **changes):
+    def start(run, opens_at=None, **changes):
         def open_run(**arguments):
+            if opens_at is not None:
+                opens_at.wait(5.0)
             if isinstance(run, Exception):
                 raise run
             return run
@@ -107,6 +110,19 @@ def test_a_store_that_cannot_be_opened_is_an_error(started, caplog):
     with pytest.raises(TrackingError, match=r"unable to open database.*tracking=none"):
         tracker.log(0, {})
     tracker.close("FAILED")
+    assert not caplog.records  # it was told once
+
+
+def test_a_store_that_is_not_there_in_time_is_waited_for_once(started):
+    gate = threading.Event()
+    tracker = started(FakeRun(), start_timeout_s=0.1, opens_at=gate)
+    with pytest.raises(TrackingError, match=r"within 0\.1 s.*tracking=none"):
+        tracker.log(0, {})
+    tracker._start_timeout_s = 60.0
+    began = time.monotonic()
+    tracker.close("FAILED")
+    gate.set()
+    assert time.monotonic() - began < 30
 
 
 def test_failing_writes_warn_once_and_training_goes_on(started, caplog):
@@ -150,9 +166,10 @@ def test_address_without_scheme_is_refused():
         config(tracking_uri="outputs/mlflow.db")
 
 
-def test_a_password_in_an_address_is_refused():
+@pytest.mark.parametrize("scheme", ["https", "postgresql", "mysql+pymysql"])
+def test_a_password_in_an_address_is_refused(scheme):
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_PASSWORD") as error:
-        config(tracking_uri="https://me:hunter2@host")
+        config(tracking_uri=f"{scheme}://me:hunter2@host/runs")
     assert "hunter2" not in str(error.value)
 
 
