@@ -44,6 +44,19 @@ def prepare_small(model: Model, cache_dir: Path) -> Path:
     return folder
 
 
+def settings_when_small(model: Any) -> Mapping[str, Any] | None:
+    """What `model.settings` will say of that folder; None where nothing is known before.
+
+    A model with a `prepare_small` of its own that keeps other sizes has `small_model_settings()`.
+    """
+    own = getattr(model, "small_model_settings", None)
+    if own is not None:
+        found: Mapping[str, Any] | None = own()
+        return found
+    settings = getattr(model, "settings", lambda: None)()
+    return None if settings is None else small_settings(settings)
+
+
 def small_copy(folder: Path, cache_dir: Path) -> Path:
     """`folder` needs a config.json and a tokenizer, no weights."""
     settings = small_settings(read_settings(folder / "config.json"))

@@ -74,6 +74,9 @@ class TinyModel:
         """It is small already, and its sizes are the user's own."""
         return self.prepare(cache_dir)
 
+    def small_model_settings(self) -> dict[str, Any]:
+        return self.settings()
+
     def settings(self) -> dict[str, Any]:
         """Qwen3 and not Qwen2: for Qwen2, AutoTokenizer replaces any tokenizer by Qwen's own."""
         config = self.config

@@ -20,7 +20,7 @@ from rlpost.models.base import Dtype
 from rlpost.models.cache import build_once, key_of, sibling
 from rlpost.models.folder import checked
 from rlpost.models.launcher import Launcher
-from rlpost.models.small import prepare_small, small_classifier
+from rlpost.models.small import prepare_small, settings_when_small, small_classifier
 
 VERSIONED = ("rlpost", "torch", "transformers", "megatron-core")
 
@@ -62,6 +62,9 @@ class WarmStartedModel:
         folder = prepare_small(build(config.model), cache_dir)
         classifies = getattr(config.trainer.target, "classifies", False)
         return small_classifier(folder, cache_dir) if classifies else folder
+
+    def small_model_settings(self) -> Mapping[str, Any] | None:
+        return settings_when_small(build(load_beside(self.arguments).model))
 
     def prepare(self, cache_dir: Path) -> Path:
         launcher = Launcher(self.arguments)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlpost.config import RunConfig, Section, build
 from rlpost.models.shape import ModelShape, shape_of
-from rlpost.models.small import small_settings
+from rlpost.models.small import settings_when_small
 from rlpost.roles import engine_roles, served_prm, teacher_roles, trainer_roles
 
 
@@ -31,8 +31,7 @@ def shapes(config: RunConfig) -> dict[str, ModelShape | None]:
 
 
 def _shape(section: Section, *, small: bool) -> ModelShape | None:
-    ask: Any = getattr(build(section), "settings", None)
-    settings = None if ask is None else ask()
-    if settings is None:
-        return None
-    return shape_of(small_settings(settings) if small else settings)
+    model = build(section)
+    ask: Any = getattr(model, "settings", lambda: None)
+    settings = settings_when_small(model) if small else ask()
+    return None if settings is None else shape_of(settings)

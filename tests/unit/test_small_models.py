@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from rlpost.errors import ModelError
-from rlpost.models.small import prepare_small, small_classifier, small_copy
+from rlpost.models.shape import shape_of
+from rlpost.models.small import prepare_small, settings_when_small, small_classifier, small_copy
 from rlpost.models.tiny import TinyModel, TinyModelConfig
 from rlpost.models.warm_start import WarmStartedModel, WarmStartedModelConfig
 
@@ -56,16 +57,27 @@ def test_a_small_copy_keeps_architecture_and_tokenizer_and_takes_no_weights(larg
     assert sum(weight.numel() for weight in model.parameters()) < 200_000
 
 
+def warm_started(recipe, overrides=()) -> WarmStartedModel:
+    return WarmStartedModel(WarmStartedModelConfig(recipe, list(overrides), 1.0, "float32", 128))
+
+
 def test_a_warm_started_model_is_what_its_training_begins_with(tmp_path):
     def small(recipe, overrides=()):
-        config = WarmStartedModelConfig(recipe, list(overrides), 1.0, "float32", 128)
-        return prepare_small(WarmStartedModel(config), tmp_path)
+        return prepare_small(warm_started(recipe, overrides), tmp_path)
 
     assert small("sft_chain").name.startswith("tiny-")
     teacher = small("sft_chain", ["model.num_layers=3"])
     assert settings(teacher)["num_hidden_layers"] == 3
     classifier = settings(small("prm_train"))
     assert classifier["architectures"] == ["Qwen3ForTokenClassification"]
+
+
+@pytest.mark.parametrize("overrides", [["model.num_layers=3"], ["model=smollm2_135m"]])
+def test_the_sizes_of_a_small_model_are_known_before_it_is_there(overrides, tmp_path):
+    model = warm_started("sft_chain", overrides)
+    planned, there = settings_when_small(model), settings(prepare_small(model, tmp_path))
+    assert planned is not None
+    assert shape_of(planned) == shape_of(there)
 
 
 def test_a_classifier_has_two_labels(large, tmp_path):
