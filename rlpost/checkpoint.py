@@ -117,12 +117,22 @@ def write_manifest(folder: Path) -> None:
 def verify_manifest(folder: Path) -> None:
     """Raises CheckpointError naming the part that is missing or damaged, and an older one."""
     require_complete(folder)
-    for name, entry in json.loads((folder / MANIFEST).read_text())["files"].items():
+    for name, entry in _listed(folder).items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder} lacks {name}{_older(folder)}")
         if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
             raise CheckpointError(f"{folder} is damaged: {name} has changed{_older(folder)}")
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    try:
+        files: dict[str, Any] = json.loads((folder / MANIFEST).read_text())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{folder} is damaged: {MANIFEST}: {error}{_older(folder)}"
+        ) from error
+    return files
 
 
 def require_complete(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -17,6 +16,7 @@ from rlpost.config import RunConfig, build
 from rlpost.errors import StoppedError
 from rlpost.plan import RunPlan
 from rlpost.run import run
+from rlpost.tracking.files import forget_after
 
 # Hydra's keys that a single run has no use for.
 OF_A_SWEEP = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher", "hydra/launcher=")
@@ -67,19 +67,11 @@ def going_on(config: RunConfig, run_dir: Path) -> RunConfig:
     An explicit `resume_from` wins, until the job is queued again.
     """
     own = complete(run_dir / "checkpoints")
-    if not own or (config.resume_from is not None and not was_requeued(os.environ)):
+    if not own:
+        forget_after(run_dir, -1)  # of a start that saved nothing: its steps come again
+        return config
+    if config.resume_from is not None and not was_requeued(os.environ):
         return config
     print(f"going on from {own[-1]}, which this run's own folder holds", flush=True)
-    forget_after(run_dir / "metrics.jsonl", int(saved_state(own[-1])["step"]))
+    forget_after(run_dir, int(saved_state(own[-1])["step"]))
     return replace(config, resume_from=str(own[-1]))
-
-
-def forget_after(metrics: Path, step: int) -> None:
-    """Takes out the rows of steps that were not saved and come again."""
-    if not metrics.exists():
-        return
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-    draft = metrics.with_name(f".{metrics.name}")
-    draft.write_text("".join(kept))
-    os.replace(draft, metrics)

@@ -114,7 +114,7 @@ def joined(file: Path, deadline_s: float) -> Iterator[Guest]:
             place = json.loads(file.read_text())
             connection = socket.create_connection((place["host"], place["port"]), CONNECT_TIMEOUT_S)
             break
-        except (FileNotFoundError, ConnectionError, TimeoutError) as error:
+        except OSError as error:  # not there yet, gone, or no way to its node for a moment
             if time.monotonic() > end:
                 raise ClusterError(
                     f"the first task did not show up at {file} within {deadline_s:g} s ({error}); "

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlpost.tracking.base import RunStatus
 from rlpost.tracking.excerpts import FOLDER as EXCERPTS
 from rlpost.tracking.last_files import TRACE
+
+METRICS = "metrics.jsonl"
 
 
 class FilesTracker:
@@ -30,7 +33,7 @@ class FilesTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": step} | {name: _plain(value) for name, value in metrics.items()}
-        with (self._started() / "metrics.jsonl").open("a") as file:
+        with (self._started() / METRICS).open("a") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def artifact(self, path: Path) -> None:
@@ -46,7 +49,7 @@ class FilesTracker:
         places = {
             "checkpoint": checkpoints[-1] if checkpoints else None,
             "samples": self._run_dir / "samples",
-            "metrics": self._run_dir / "metrics.jsonl",
+            "metrics": self._run_dir / METRICS,
             "excerpts": self._run_dir / EXCERPTS,
             "timeline": self._run_dir / TRACE,
         }
@@ -55,6 +58,26 @@ class FilesTracker:
     def _started(self) -> Path:
         assert self._run_dir is not None, "log() before start()"
         return self._run_dir
+
+
+def whole_rows(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """As they stand in the file; the last is left out if a killed driver did not finish it."""
+    path = run_dir / METRICS
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    for line in lines:
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def forget_after(run_dir: Path, step: int) -> None:
+    """Takes out the rows of steps that were not saved and come again."""
+    path = run_dir / METRICS
+    if not path.exists():
+        return
+    kept = [json.dumps(row) + "\n" for row in whole_rows(run_dir) if row["step"] <= step]
+    draft = path.with_name(f".{METRICS}")
+    draft.write_text("".join(kept))
+    os.replace(draft, path)
 
 
 def _plain(value: float) -> float | str | None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlpost.tracking.base import RunStatus
+from rlpost.tracking.files import whole_rows
 
 
 class HistoryTracker:
-    """`values`: name -> its values, step after step, NaN included."""
+    """`values`: name -> its values, step after step, NaN included.
+
+    Those of the steps before a run went on in its folder count, too.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = {}
 
     def start(self, *, run_name: str, run_dir: Path, params: Mapping[str, Any]) -> None:
-        """Nothing to open."""
+        """Takes up what `metrics.jsonl` holds: a missing value is null there, infinity a text."""
+        for row in whole_rows(run_dir):
+            step = row.pop("step")
+            self.log(step, {k: math.nan if v is None else float(v) for k, v in row.items()})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():

@@ -33,6 +33,13 @@ def test_a_missing_file_is_named(tmp_path):
         verify_manifest(folder)
 
 
+def test_a_manifest_that_the_disk_lost_is_named(tmp_path):
+    folder = checkpoint(tmp_path, 1)
+    (folder / MANIFEST).write_text("")
+    with pytest.raises(CheckpointError, match=r"damaged: manifest\.json"):
+        verify_manifest(folder)
+
+
 def test_a_folder_without_manifest_is_no_checkpoint(tmp_path):
     folder = checkpoint(tmp_path, 1)
     (folder / MANIFEST).unlink()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -130,6 +133,21 @@ def test_a_leader_that_ends_before_ray_is_there_gives_no_address(tmp_path: Path)
         assert guest.ray_address() is None
 
 
+def test_a_leader_whose_node_has_no_way_to_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_way(*_: Any) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(socket, "create_connection", no_way)
+    (tmp_path / "job.json").write_text('{"host": "n1", "port": 1, "secret": ""}')
+    with (
+        pytest.raises(ClusterError, match=r"did not show up .*No route to host"),
+        joined(tmp_path / "job.json", 0.1),
+    ):
+        pass
+
+
 def test_a_leader_that_does_not_come_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(ClusterError, match=r"did not show up at .*job\.json within 0\.1 s"),
@@ -173,7 +191,7 @@ def test_where_nobody_listened_the_job_is_queued_again() -> None:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """Of a run that saved after step 2 and was lost after step 3; its last save is half done."""
+    """Of a run that saved after step 2 and was lost in step 4; its last row is half written."""
     for step in (1, 2):
         folder = tmp_path / "checkpoints" / f"step_{step:06d}"
         folder.mkdir(parents=True)
@@ -181,7 +199,8 @@ def run_dir(tmp_path: Path) -> Path:
         (folder / "state.json").write_text(json.dumps({"step": step}))
     (tmp_path / "checkpoints" / "step_000003").mkdir()
     rows = [{"step": step} for step in (0, 1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 4, "tr')
     return tmp_path
 
 
@@ -192,6 +211,13 @@ def test_a_run_goes_on_from_the_newest_checkpoint_of_its_folder(run_dir: Path, c
     assert f"going on from {newest}" in capsys.readouterr().out
     rows = (run_dir / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [0, 1, 2]
+
+
+def test_a_run_that_saved_nothing_starts_its_rows_anew(run_dir: Path) -> None:
+    shutil.rmtree(run_dir / "checkpoints")
+    config = load(compose_node([]))
+    assert going_on(config, run_dir) == config
+    assert (run_dir / "metrics.jsonl").read_text() == ""
 
 
 def test_a_new_folder_and_an_explicit_checkpoint_change_nothing(

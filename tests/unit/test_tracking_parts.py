@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.console import Console
 from rlpost.errors import TrackingError
 from rlpost.tracking.console import ConsoleTracker, duration, step_line
 from rlpost.tracking.files import FilesTracker
+from rlpost.tracking.history import HistoryTracker
 from rlpost.tracking.multi import MultiTracker
 from rlpost.tracking.timeline import Timeline
 
@@ -150,6 +152,17 @@ def test_last_files_that_cannot_be_written_close_nothing_less(tmp_path):
     with pytest.raises(OSError, match="disk is full"):
         multi.close("FINISHED")
     assert tracker.calls[-1] == ("close", "FINISHED")
+
+
+def test_a_run_that_goes_on_is_compared_by_all_its_values(tmp_path):
+    files, history = FilesTracker(), HistoryTracker()
+    files.start(run_name="r", run_dir=tmp_path, params={})
+    files.log(1, {"eval/a/accuracy": 0.9, "train/loss": math.nan})
+    files.log(2, {"eval/a/accuracy": math.inf})
+    history.start(run_name="r", run_dir=tmp_path, params={})
+    history.log(3, {"eval/a/accuracy": 0.1})
+    assert history.values["eval/a/accuracy"] == [0.9, math.inf, 0.1]
+    assert math.isnan(history.values["train/loss"][0])
 
 
 def test_report_names_the_newest_checkpoint_by_number(tmp_path):
