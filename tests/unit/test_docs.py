@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/*.md")})
 TEXT = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 LINES = [line for text in TEXT.values() for line in text.replace("\\\n", "").splitlines()]
-# Those with -cp take a saved run's configuration, not conf/: see tests/integration/test_debug_runs.py.
+# Those with -cp take a saved run's configuration: see tests/integration/test_debug_runs.py.
 COMMANDS = sorted({line for line in LINES if re.match(r"[\w./]*python launch\.py (?!-cp)\S", line)})
 
 
