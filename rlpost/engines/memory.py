@@ -67,7 +67,7 @@ def kv_cache_bytes(config: ServingConfig, task: EngineTask, *, taken: int) -> in
         return int(given)
     if config.on_cpu or task.device_bytes is None:
         return None
-    share = float(config.vllm.get("gpu_memory_utilization", DEFAULT_UTILIZATION))
+    share = float(config.vllm.get("gpu_memory_utilization") or DEFAULT_UTILIZATION)
     return max(0, int(share * task.device_bytes) - taken)
 
 

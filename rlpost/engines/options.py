@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -32,6 +33,13 @@ RESERVED = {
     "disable_log_stats": "use the engine's stats()",
 }
 
+# Options that the plan of memory counts with, and the largest number of each.
+COUNTED = {
+    "kv_cache_memory_bytes": math.inf,
+    "gpu_memory_utilization": 1.0,
+    "max_num_seqs": math.inf,
+}
+
 
 def fixed_options(*, on_cpu: bool) -> dict[str, Any]:
     """What every engine of rlpost is started with, whatever the model."""
@@ -50,6 +58,15 @@ def refuse_reserved(options: Mapping[str, Any]) -> None:
     taken = [f"engine.vllm.{key} ({RESERVED[key]})" for key in options if key in RESERVED]
     if taken:
         raise ValueError(f"remove options that rlpost sets itself: {'; '.join(taken)}")
+
+
+def refuse_no_numbers(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option that is counted with and holds no number above 0."""
+    for key, largest in COUNTED.items():
+        value = options.get(key)
+        if value is not None and not (type(value) in (int, float) and 0 < value <= largest):
+            most = f" and at most {largest:g}" if math.isfinite(largest) else ""
+            raise ValueError(f"engine.vllm.{key} ({value!r}) must be a number above 0{most}")
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:

@@ -12,7 +12,13 @@ from rlpost.engines.async_llm import OwnProcesses
 from rlpost.engines.backend import Backend
 from rlpost.engines.inprocess import InProcess
 from rlpost.engines.memory import EngineTask, engine_memory
-from rlpost.engines.options import environment, fixed_options, refuse_reserved, refuse_unknown
+from rlpost.engines.options import (
+    environment,
+    fixed_options,
+    refuse_no_numbers,
+    refuse_reserved,
+    refuse_unknown,
+)
 from rlpost.errors import EngineError
 from rlpost.memory import WorkerMemory
 
@@ -36,6 +42,7 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         refuse_reserved(self.vllm)
+        refuse_no_numbers(self.vllm)
         if self.process_layout == "in_process" and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"engine.process_layout (in_process) allows one rank only, "

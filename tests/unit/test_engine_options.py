@@ -20,6 +20,20 @@ def test_options_of_rlpost_are_refused_with_a_reason(key: str) -> None:
         engine_config(vllm={key: 1})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("kv_cache_memory_bytes", "10GiB", r"\('10GiB'\) must be a number above 0"),
+        ("max_num_seqs", 0, r"\(0\) must be a number above 0"),
+        ("gpu_memory_utilization", 90, r"\(90\) must be a number above 0 and at most 1"),
+    ],
+)
+def test_options_that_the_plan_counts_with_are_numbers(key: str, value: object, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"engine\.vllm\.{key} {said}"):
+        engine_config(vllm={key: value})
+    assert engine_config(vllm={key: None}).vllm == {key: None}
+
+
 def test_one_process_cannot_hold_two_ranks() -> None:
     with pytest.raises(ValueError, match=r"tensor_parallel_size is 2; use async_llm or auto"):
         engine_config(process_layout="in_process", tensor_parallel_size=2)
