@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def run(
         summary=console.summary,
         last_files=partial(write_last_files, run_dir),
     )
-    with guard, closing(tracker), stoppable():
+    with guard, closing(tracker, then=guard.dismiss), stoppable():
         guard.add(last_files_will(run_dir))
         tracker.start(run_name=config.run_name, run_dir=run_dir, params=config.plain())
         for path in [*write_settings(config, plan, run_dir), *write_environment(run_dir)]:
@@ -116,8 +116,8 @@ def stoppable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def closing(tracker: Tracker) -> Iterator[None]:
-    """Closes the tracker with FINISHED, FAILED or KILLED, whatever happens inside."""
+def closing(tracker: Tracker, *, then: Callable[[], None]) -> Iterator[None]:
+    """Closes the tracker with FINISHED, FAILED or KILLED, whatever happens inside; `then` calls."""
     status: RunStatus = "FAILED"
     try:
         yield
@@ -127,3 +127,4 @@ def closing(tracker: Tracker) -> Iterator[None]:
         raise
     finally:
         tracker.close(status)
+        then()

@@ -71,6 +71,7 @@ class Sweep:
             if self._begun:
                 self._report(tracker, records)
             tracker.close(status)
+        self._guard.dismiss()
         return not bad
 
     def records(self, status: RunStatus) -> list[JobRecord]:

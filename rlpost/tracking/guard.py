@@ -38,13 +38,15 @@ class Will:
 class Guard:
     """The driver's side. Inside the `with` block `add` may be called from any thread.
 
-    Leaving the block, also by an exception, is a goodbye: by then the trackers are closed.
+    `dismiss` is the goodbye, once the trackers are closed. A block that is left without it, as by
+    a second Ctrl-C while they close, leaves the rest to the guard.
     """
 
     def __init__(self, log: Path) -> None:
         self._log = log  # made only when there are wills to carry out
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
+        self._dismissed = False
 
     def __enter__(self) -> Guard:
         self._process = subprocess.Popen(
@@ -60,12 +62,18 @@ class Guard:
     def add(self, will: Will) -> None:
         self._say(json.dumps(asdict(will)))
 
+    def dismiss(self) -> None:
+        """Does nothing outside of the block."""
+        if self._process is not None:
+            self._say(json.dumps(GOODBYE))
+            self._dismissed = True
+
     def __exit__(self, *_: object) -> None:
         assert self._process is not None and self._process.stdin is not None
-        self._say(json.dumps(GOODBYE))
         try:
             self._process.stdin.close()
-            self._process.wait(EXIT_TIMEOUT_S)
+            if self._dismissed:
+                self._process.wait(EXIT_TIMEOUT_S)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
@@ -90,7 +98,7 @@ def main(log: Path) -> None:
     if wills:
         log.parent.mkdir(parents=True, exist_ok=True)
         logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(message)s")
-        logger.info("the driver died without closing its trackers")
+        logger.info("the driver ended without closing its trackers")
         for will in wills:
             carry_out(will)
 

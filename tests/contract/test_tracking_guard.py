@@ -31,6 +31,7 @@ with Guard(folder / "logs" / "guard.log") as guard:
     print(tracker.run_id, flush=True)
     sys.stdin.readline()
     tracker.close("FINISHED")
+    guard.dismiss()
 """
 
 
@@ -83,7 +84,7 @@ def test_a_killed_driver_has_failed_and_its_last_files_are_there(driver, tmp_pat
     run, artifacts = run_of(tmp_path, run_id)
     assert (run.info.status, artifacts) == ("FAILED", {"timeline.json"})
     log = (tmp_path / "logs" / "guard.log").read_text()
-    assert "the driver died without closing its trackers" in log and "Traceback" not in log
+    assert "the driver ended without closing its trackers" in log and "Traceback" not in log
 
 
 def test_a_driver_that_ends_by_itself_needs_no_guard(driver, tmp_path):

@@ -6,6 +6,7 @@ import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from rlpost.tracking import environment
 from rlpost.tracking.excerpts import spread, write_excerpts
@@ -110,9 +111,21 @@ def test_the_wills_count_unless_there_was_a_goodbye():
     assert left_behind(io.StringIO("")) == []
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_a_second_ctrl_c_keeps_from_being_closed_is_left_to_the_guard(tmp_path, closed):
+    with pytest.raises(KeyboardInterrupt), Guard(tmp_path / "guard.log") as guard:
+        guard.add(Will("os.mkdir", {"path": str(tmp_path / "carried_out")}))
+        if closed:
+            guard.dismiss()
+        raise KeyboardInterrupt
+    guard._process.wait(30)
+    assert (tmp_path / "carried_out").exists() is not closed
+
+
 def test_a_guard_that_is_gone_is_a_warning(tmp_path, caplog):
     with Guard(tmp_path / "guard.log") as guard:
         guard._process.kill()
         guard._process.wait()
         guard.add(Will("a.b", {}))
+        guard.dismiss()
     assert "trackers will show it as running" in caplog.text
