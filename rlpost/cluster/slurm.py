@@ -29,6 +29,7 @@ from rlpost.errors import ClusterError
 
 LOOK_EVERY_S = 1.0
 STOP_TIMEOUT_S = 10.0
+CLOSING_S = 300.0  # of the first task after it has left Ray: its trackers may take their time
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class SlurmCluster(RayCluster):
                 )
             try:
                 while not guest.leader_has_ended(LOOK_EVERY_S):
-                    if process.poll() is not None:
+                    if process.poll() is not None and not guest.leader_has_ended(CLOSING_S):
                         raise ClusterError(f"Ray ended on this node; its log is {log}")
             finally:
                 _end(process)

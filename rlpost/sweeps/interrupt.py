@@ -9,7 +9,7 @@ import socket
 import time
 from pathlib import Path
 
-from rlpost.sweeps.record import read_all
+from rlpost.sweeps.record import JobRecord, read_all
 
 INTERRUPT_S = 60.0  # for jobs to stop their engines and close their trackers
 
@@ -28,6 +28,11 @@ def interrupt_jobs(folder: Path) -> None:
     end = time.monotonic() + INTERRUPT_S
     while any(alive(record.pid) for record in running) and time.monotonic() < end:
         time.sleep(0.2)
+
+
+def ended(record: JobRecord) -> bool:
+    """Whether the job's process is known to be gone; of another machine's that is not known."""
+    return record.host == socket.gethostname() and not alive(record.pid)
 
 
 def alive(pid: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from rlpost.config import Section, build
 from rlpost.objective import ObjectiveConfig
 from rlpost.sweeps import summary
-from rlpost.sweeps.interrupt import interrupt_jobs
+from rlpost.sweeps.interrupt import ended, interrupt_jobs
 from rlpost.sweeps.record import JobRecord, read_all
 from rlpost.tracking import sweep_file
 from rlpost.tracking.base import RunStatus
@@ -75,12 +75,13 @@ class Sweep:
         return not bad
 
     def records(self, status: RunStatus) -> list[JobRecord]:
-        """Best first. A job of a finished sweep that never wrote its end has lost its process."""
+        """Best first. What is written of a job may be older than its process's end."""
         if status == "KILLED":
             interrupt_jobs(self.folder)
-        end = lost if status == "FINISHED" else left
+        over = status == "FINISHED"
         records = [
-            end(item) if item.status == "RUNNING" else item for item in read_all(self.folder)
+            item if item.status != "RUNNING" else lost(item) if over or ended(item) else left(item)
+            for item in read_all(self.folder)
         ]
         return summary.ranked(records, self._objective.direction if self._objective else "maximize")
 

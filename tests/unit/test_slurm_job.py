@@ -10,12 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlpost.cluster import slurm
 from rlpost.cluster.meeting import Meeting, joined
 from rlpost.cluster.signals import StopRequest, heeding_warnings
 from rlpost.cluster.slurm_job import SlurmTask, address_toward
@@ -154,6 +157,26 @@ def test_a_leader_that_does_not_come_is_named(tmp_path: Path) -> None:
         joined(tmp_path / "job.json", 0.1),
     ):
         pass
+
+
+@pytest.mark.parametrize("closing_s", [5.0, 0.1])
+def test_ray_may_end_on_a_node_before_the_leader_does(
+    closing_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "CLOSING_S", closing_s)
+    monkeypatch.setattr(slurm, "LOOK_EVERY_S", 0.05)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    cluster = build(slurm_config().cluster, log_dir=tmp_path)
+    monkeypatch.setattr(cluster, "_ray_start", lambda *_: [sys.executable, "-c", ""])
+    meeting = Meeting(tmp_path / "job.json", "127.0.0.1", secret="token")
+    meeting.open()
+    close = threading.Timer(1.0, meeting.close)
+    close.start()
+    given_up = pytest.raises(ClusterError, match=r"Ray ended on this node.*node-1\.log")
+    with joined(tmp_path / "job.json", 5.0) as guest, given_up if closing_s < 1 else nullcontext():
+        cluster._join("127.0.0.1:1", guest)
+    close.join()
 
 
 # -- warnings --------------------------------------------------------------------------------

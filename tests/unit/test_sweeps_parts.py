@@ -159,4 +159,13 @@ def test_ctrl_c_reaches_a_job_in_another_process(tmp_path: Path) -> None:
             session.lead(session.Sweep(tmp_path, None))
             raise KeyboardInterrupt
         assert other.wait(0) == -signal.SIGINT
-    assert f"still runs as process {other.pid}" in (tmp_path / "summary.md").read_text()
+    assert "its process ended without a word" in (tmp_path / "summary.md").read_text()
+
+
+def test_an_interrupted_sweep_names_the_jobs_that_go_on(tmp_path: Path) -> None:
+    job(tmp_path)
+    write(replace(read_all(tmp_path)[0], host="elsewhere", pid=1))
+    with pytest.raises(KeyboardInterrupt), session.whole_sweep():
+        session.lead(session.Sweep(tmp_path, None))
+        raise KeyboardInterrupt
+    assert "still runs as process 1 on elsewhere" in (tmp_path / "summary.md").read_text()
