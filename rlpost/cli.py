@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,12 +43,24 @@ def readable_errors() -> Iterator[None]:
         from rlpost.overrides import explain
 
         leave(explain(error, sys.argv[1:]), 2)
+    except OSError as error:
+        if not is_of_output_dir(error):
+            raise
+        leave(f"output_dir: {error}; set it to a folder that can be written", 2)
     except StoppedError as error:
         leave(str(error), 130)
     except RlpostError as error:
         leave(f"{type(error).__name__}: {error}", 1)
     except KeyboardInterrupt:
         leave("interrupted", 130)
+
+
+def is_of_output_dir(error: OSError) -> bool:
+    """Whether Hydra, before it calls this program, could not make the run's or sweep's folder."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    outside = [frame for frame in frames if frame.f_globals["__name__"] != "pathlib"]
+    asked_by_hydra = outside[-1].f_globals["__name__"].startswith("hydra.")
+    return asked_by_hydra and any(frame.f_code.co_name == "mkdir" for frame in frames)
 
 
 def leave(message: str, code: int) -> NoReturn:

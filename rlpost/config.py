@@ -91,7 +91,9 @@ class RunConfig:
 
 RUN_KEYS = tuple(field.name for field in fields(RunConfig))
 OPTIONAL_SECTIONS = ("reward", "engine", "weight_sync", "eval", "distillation", "prm")
-OPTIONAL_GROUPS = (*OPTIONAL_SECTIONS, "critic")
+OPTIONAL_ROLES = ("critic",)
+OPTIONAL_GROUPS = (*OPTIONAL_SECTIONS, *OPTIONAL_ROLES)
+REQUIRED_GROUPS = tuple(field.name for field in fields(RunConfig) if field.type == "Section")
 ADDED_GROUPS = ("recipe", "sweep")  # chosen with `group=option`; leave no key of their own
 
 
@@ -143,9 +145,9 @@ def load_sweep(node: DictConfig) -> SweepConfig:
 def keys_of_groups_that_are_off(named: dict[str, Any]) -> list[str]:
     """A recipe's keys for a group that was switched off would be ignored: say so; turn it off."""
     problems = []
-    for group in OPTIONAL_SECTIONS:
+    for group in OPTIONAL_GROUPS:
         node = named[group]
-        if isinstance(node, dict) and TARGET not in node:
+        if isinstance(node, dict) and not has_option(group, node):
             named[group] = None
             if node:
                 ways = " ".join(f"~{group}.{key}" for key in node)
@@ -154,6 +156,12 @@ def keys_of_groups_that_are_off(named: dict[str, Any]) -> list[str]:
                     f"chosen; choose {group}=<option>, or take the keys out too: {ways}"
                 )
     return problems
+
+
+def has_option(group: str, node: dict[str, Any]) -> bool:
+    """Whether an option of the group is chosen: it names a class, a role's trainer names one."""
+    named = node.get("trainer") if group in OPTIONAL_ROLES else node
+    return isinstance(named, dict) and TARGET in named
 
 
 def trackers_without_name(named: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from hydra.errors import HydraException, OverrideParseException
 
 from rlpost.checks import check
 from rlpost.composition import CONF, compose_node
-from rlpost.config import key_paths, load
+from rlpost.config import REQUIRED_GROUPS, key_paths, load
 from rlpost.errors import ConfigError, RlpostError
 from rlpost.option_files import is_global, options_by_group, options_with
 from rlpost.wording import nearest, nearest_name
@@ -117,11 +117,11 @@ class CommandLine:
 
     def _look_at_choice(self, override: Override) -> None:
         group, text = name_of(override), str(override.input_line)
-        if override.is_delete():
+        if override.is_delete() and group not in REQUIRED_GROUPS:
             self._kept.append(text)
             return
         options = self._options(group)
-        values = chosen(override)
+        values = [None] if override.is_delete() else chosen(override)
         problem = self._problem_of_choice(override, values, options)
         if problem is None:
             self._kept.append(for_one_job(override))
@@ -140,6 +140,8 @@ class CommandLine:
         self, override: Override, values: list[Any], options: list[str]
     ) -> str | None:
         group = name_of(override)
+        if values == [None] and group in REQUIRED_GROUPS:
+            return f"a run needs one; choose {group}=<option>: {', '.join(options)}"
         if values == [None]:
             return f"write ~{group} to switch the group off"
         for item in values:

@@ -55,6 +55,8 @@ WRONG = [
     ("~reward", "reward: null, but what SingleTurn samples has to be scored"),
     ("trusted_prefixes=3", "trusted_prefixes: got 3; allowed: list of string"),
     ("~trainer", "trainer: missing"),
+    ("~loop", "~loop: a run needs one; choose loop=<option>: async, fully_async, sync"),
+    ("model=null", "model=null: a run needs one; choose model=<option>: hf, "),
     ("model=hf", "model.path: no value given (???); set it: model.path=..."),
     ("model=hf model.path=./nowhere", "model.path: there is no folder './nowhere'"),
     ("rollout=reference", "set group_size=1 with rollout=reference"),
@@ -128,6 +130,7 @@ def test_all_mistakes_are_reported_together(
         ("group_size=0", "group_size: got 0; allowed: integer > 0"),
         ("+recipe=grpo_chian", "did you mean 'grpo_chain'?"),
         ("trainer.optimizer.lrr=1", "did you mean 'trainer.optimizer.lr'?"),
+        ("output_dir=/proc/nowhere", "output_dir: [Errno 2] No such file or directory: '/proc/"),
     ],
 )
 def test_launch_prints_the_mistake_without_a_traceback(
@@ -152,3 +155,6 @@ def test_keys_of_a_group_that_is_off_are_named_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match=r"eval: interval set.*take the keys out too: ~eval\.int"):
         load(compose_node(["+recipe=grpo_chain", "~eval"]))
     assert load(compose_node(["+recipe=grpo_chain", "~eval", "~eval.interval"])).eval is None
+    with pytest.raises(ConfigError, match=r"critic: trainer set.*keys out too: ~critic\.trainer"):
+        load(compose_node(["+recipe=ppo_chain", "~critic"]))
+    assert load(compose_node(["+recipe=ppo_chain", "~critic", "~critic.trainer"])).critic is None

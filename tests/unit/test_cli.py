@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,10 @@ def test_expected_errors_are_one_block_and_a_code(
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError), readable_errors():
         raise ZeroDivisionError
+
+
+def test_a_missing_file_that_the_program_reads_is_its_own_fault() -> None:
+    with pytest.raises(FileNotFoundError), readable_errors():
+        Path("/proc/nowhere/file").read_text()
+    with pytest.raises(FileNotFoundError), readable_errors():
+        Path("/proc/nowhere").mkdir()
