@@ -12,22 +12,43 @@ from pathlib import Path
 from rlpost.sweeps.record import JobRecord, read_all
 
 INTERRUPT_S = 60.0  # for jobs to stop their engines and close their trackers
+LOOK_EVERY_S = 0.5
 
 
 def interrupt_jobs(folder: Path) -> None:
-    """Ctrl-C for the jobs in other processes of this machine, which a terminal's did not reach."""
-    here = socket.gethostname()
-    running = [
-        item
-        for item in read_all(folder)
-        if item.status == "RUNNING" and item.host == here and item.pid != os.getpid()
-    ]
-    for record in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(record.pid, signal.SIGINT)
+    """One Ctrl-C for each job in another process of this machine; waits until they have ended.
+
+    A job that its launcher is only starting gets it as soon as it is recorded.
+    """
+    told: set[int] = set()
     end = time.monotonic() + INTERRUPT_S
-    while any(alive(record.pid) for record in running) and time.monotonic() < end:
-        time.sleep(0.2)
+    while time.monotonic() < end:
+        running = {item.pid for item in read_all(folder) if runs_beside(item)}
+        for pid in running - told:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        told |= running
+        if not running and not launches(folder):
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def runs_beside(record: JobRecord) -> bool:
+    """Whether it is a running job in another process of this machine."""
+    here = record.host == socket.gethostname() and record.pid != os.getpid()
+    return here and record.status == "RUNNING" and alive(record.pid)
+
+
+def launches(folder: Path) -> bool:
+    """Whether submitit has processes here for the sweep in `folder`."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if any(word.startswith("submitit.") for word in words) and any(
+                word.startswith(f"{folder}/") for word in words
+            ):
+                return True
+    return False
 
 
 def ended(record: JobRecord) -> bool:

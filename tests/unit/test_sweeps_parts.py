@@ -8,6 +8,7 @@ import math
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rlpost.config import load
 from rlpost.errors import ConfigError, EngineError, TrackingError
 from rlpost.objective import ObjectiveConfig, objective_of
 from rlpost.sweeps import session, summary
+from rlpost.sweeps.interrupt import interrupt_jobs
 from rlpost.sweeps.job import Job
 from rlpost.sweeps.record import JobRecord, read_all, write
 from rlpost.tracking import sweep_file
@@ -160,6 +162,21 @@ def test_ctrl_c_reaches_a_job_in_another_process(tmp_path: Path) -> None:
             raise KeyboardInterrupt
         assert other.wait(0) == -signal.SIGINT
     assert "its process ended without a word" in (tmp_path / "summary.md").read_text()
+
+
+def test_ctrl_c_reaches_a_job_that_is_only_starting(tmp_path: Path) -> None:
+    """The starting process stands for submitit's, which the job's record comes out of."""
+    code = "import time; time.sleep(60)"
+    command = [sys.executable, "-c", code, "submitit.core._submit", f"{tmp_path}/.submitit/%j"]
+    job(tmp_path)
+    (running,) = read_all(tmp_path)
+    (tmp_path / "0" / "status.json").unlink()
+    with subprocess.Popen(command) as starting:
+        recorded = threading.Timer(1.0, lambda: write(replace(running, pid=starting.pid)))
+        recorded.start()
+        interrupt_jobs(tmp_path)
+        assert starting.wait(0) == -signal.SIGINT
+    interrupt_jobs(tmp_path)  # there is nothing left to wait for
 
 
 def test_an_interrupted_sweep_names_the_jobs_that_go_on(tmp_path: Path) -> None:
