@@ -211,18 +211,7 @@ def teachers_teach(config: RunConfig) -> Iterator[str]:
             )
 
 
-def profiled_steps_are_there(config: RunConfig) -> Iterator[str]:
-    profile, steps = config.debug.profile, config.num_steps
-    if profile is not None and steps is not None and profile.last_step > steps:
-        yield (
-            f"debug.profile: the last step it records is {profile.last_step} (first_step "
-            f"{profile.first_step}, num_steps {profile.num_steps}), but the run ends after "
-            f"{steps}; raise num_steps or lower debug.profile.first_step"
-        )
-
-
 RULES = (
-    profiled_steps_are_there,
     batch_holds_whole_groups,
     minibatches_hold_whole_groups,
     ranks_share_evenly,

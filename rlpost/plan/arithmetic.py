@@ -61,6 +61,17 @@ def num_steps(config: RunConfig, num_prompts: int, prompts_per_step: int) -> int
     return steps
 
 
+def profile_problems(config: RunConfig, num_steps: int) -> Iterator[str]:
+    """A step that never comes would leave no trace."""
+    profile = config.debug.profile
+    if profile is not None and profile.last_step > num_steps:
+        yield (
+            f"debug.profile: the last step it records is {profile.last_step} (first_step "
+            f"{profile.first_step}, num_steps {profile.num_steps}), but the run ends after "
+            f"{num_steps}; raise num_steps or lower debug.profile.first_step"
+        )
+
+
 def pass_names(config: RunConfig) -> tuple[str, ...]:
     """What is computed on a batch before training; algorithm and distillation say it."""
     names = tuple(build(config.algorithm).passes)

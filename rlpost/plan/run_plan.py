@@ -159,7 +159,10 @@ def room(config: RunConfig, num_steps: int, steps_per_epoch: int) -> dict[str, A
         "memory": memory,
         "disk": disk,
         "machine": compared,
-        "problems": tuple(problems(config, cluster, nodes, known, memory, placed, compared, disk)),
+        "problems": (
+            *arithmetic.profile_problems(config, num_steps),
+            *problems(config, cluster, nodes, known, memory, placed, compared, disk),
+        ),
         "warnings": tuple(fits.memory_warnings(config, memory, compared)),
     }
 

@@ -11,6 +11,7 @@ from rlpost.checks import check
 from rlpost.config import RunConfig, load
 from rlpost.errors import ConfigError
 from rlpost.overrides import CONF, compose_node
+from rlpost.plan import RunPlan
 from rlpost.plan.placement import placements
 from rlpost.roles import engine_roles, trainer_roles
 
@@ -89,16 +90,26 @@ def test_train_only_starts_no_engine(recipe: str, tmp_path: Path) -> None:
         ),
         (["debug.only=train"], r"samples_from \(null\) must name the folder"),
         (["debug.samples_from=x"], "is read by debug=train_only alone"),
-        (
-            ["debug=profile", "debug.profile.first_step=50", "debug.profile.num_steps=2"],
-            r"the last step it records is 51 .*, but the run ends after 50",
-        ),
         (["debug=profile", "debug.profile.first_step=0"], "allowed: integer > 0"),
     ],
 )
 def test_wrong_debug_keys_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         configured("+recipe=grpo_chain", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (["num_steps=50", "num_epochs=null"], "is 51 .*, but the run ends after 50"),
+        (["num_steps=null", "num_epochs=1", "data.size=64"], "is 51 .*, but the run ends after 2"),
+    ],
+)
+def test_profiled_steps_have_to_come(length: list[str], said: str) -> None:
+    last = ["debug=profile", "debug.profile.first_step=50", "debug.profile.num_steps=2"]
+    plan = RunPlan.of(configured("+recipe=grpo_chain", *last, *length))
+    with pytest.raises(ConfigError, match=said):
+        plan.check()
 
 
 def test_options_go_together() -> None:
