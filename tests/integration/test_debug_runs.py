@@ -61,8 +61,8 @@ def test_fast_runs_the_whole_recipe_without_training_a_model_first(fast: WholeRu
 def test_a_profile_shows_every_process_at_work(fast: WholeRun) -> None:
     folder = fast.run_dir / "profile"
     for worker in ("actor-0", "teacher.default-0", "engine-0"):
-        names = {event["name"] for event in trace(folder / f"{worker}.json.gz") if "name" in event}
-        assert names & {"aten::mm", "aten::linear", "aten::addmm"}, worker
+        names = {event.get("name", "") for event in trace(folder / f"{worker}.json.gz")}
+        assert any("attention" in name for name in names), worker
     table = (folder / "memory.txt").read_text().splitlines()
     assert [line.split()[0] for line in table[1:]] == ["actor-0", "teacher.default-0", "engine-0"]
     assert all(float(line.split()[1]) > 50 for line in table[1:])
