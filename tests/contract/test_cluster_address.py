@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from rlpost.cluster.address import AddressCluster, AddressClusterConfig
+from rlpost.cluster.nodes import waiting
 from rlpost.cluster.workers import Placement, Worker
 from rlpost.errors import ClusterError
 
@@ -120,8 +121,17 @@ async def test_it_waits_for_room_takes_it_in_order_and_leaves_the_cluster_runnin
     monkeypatch.setattr("rlpost.cluster.base.SAY_EVERY_S", 0.2)
     demands = {"rollout": [Placement(1, 0, {})], "actor": [Placement(1, 1, {})] * 2}
     made = cluster(running.address, tmp_path)
-    grown = threading.Timer(2.0, running.grow)
-    grown.start()
+    grown = threading.Thread(target=running.grow)
+    looks = 0
+
+    def grow_after_it_was_said(*arguments: Any) -> str:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            grown.start()
+        return waiting(*arguments)
+
+    monkeypatch.setattr("rlpost.cluster.base.waiting", grow_after_it_was_said)
     with made.running(demands):
         addresses = [node.address for node in made.nodes()]
         workers, places = await started(made, demands)
