@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from rlpost.builder import Builder, check_teachers, prepare_models
+from rlpost.builder import Builder
 from rlpost.checkpoint import saved_state
 from rlpost.cluster.base import RayCluster
 from rlpost.cluster.signals import StopRequest
@@ -20,7 +20,9 @@ from rlpost.errors import StoppedError
 from rlpost.objective import objective_of
 from rlpost.plan import RunPlan
 from rlpost.plan.placement import placements
+from rlpost.preparing import check_teachers, prepare_models
 from rlpost.rerun import write_rerun
+from rlpost.starter import Starter
 from rlpost.tracking.base import ChosenTracker, RunStatus, Tracker
 from rlpost.tracking.console import ConsoleTracker
 from rlpost.tracking.environment import write_environment
@@ -73,7 +75,8 @@ def run(
         demands = placements(config)
         cluster.check_fits(demands)
         with cluster.running(demands):
-            builder = Builder(config, plan, run_dir, model_paths, cluster, recorder, tracker, stop)
+            starter = Starter(config, plan, run_dir, model_paths, cluster)
+            builder = Builder(config, plan, run_dir, starter, recorder, tracker, stop)
             asyncio.run(builder.run())
         objective = config.objective if compared else None
         return None if objective is None else objective_of(objective, history.values)

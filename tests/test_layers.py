@@ -19,6 +19,7 @@ ROWS = [
     "job",
     "run",
     "builder rerun",
+    "starter preparing",
     "plan checks contracts",
     "loops",
     "rollout weight_sync checkpoint",
