@@ -7,7 +7,22 @@ from typing import Any
 
 
 def start(node: Any, run_dir: Path, in_sweep: bool) -> float | None:
-    """Checks `node`, then prints its plan or runs it. Loads nothing before it is called."""
+    """Checks `node`, then prints its plan or runs it. Loads nothing before it is called.
+
+    Of a configuration that is wrong no folder stays, as nothing has been started.
+    """
+    from rlpost.errors import ConfigError
+    from rlpost.plan.folder import leave_nothing
+
+    try:
+        return checked_and_started(node, run_dir, in_sweep)
+    except ConfigError:
+        if not in_sweep:
+            leave_nothing(run_dir)
+        raise
+
+
+def checked_and_started(node: Any, run_dir: Path, in_sweep: bool) -> float | None:
     from rlpost.checks import check
     from rlpost.composition import load_chosen
     from rlpost.plan import RunPlan

@@ -1,4 +1,4 @@
-"""The folder that Hydra makes for every launch, also for one that only prints its plan."""
+"""The folder that Hydra makes for every launch, also for one that starts nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ HYDRAS = frozenset({".hydra", "launch.log"})
 
 def leave_nothing(run_dir: Path) -> None:
     """Removes it, unless it holds more than Hydra's own files: a run's folder is kept."""
-    if not run_dir.is_dir() or not {path.name for path in run_dir.iterdir()} <= HYDRAS:
-        return
-    shutil.rmtree(run_dir)
-    with contextlib.suppress(OSError):  # the folder of all runs of that name holds others
-        run_dir.parent.rmdir()
+    # The folder above may hold other runs; and each node of a launch on many does this.
+    with contextlib.suppress(OSError):
+        if {path.name for path in run_dir.iterdir()} <= HYDRAS:
+            shutil.rmtree(run_dir)
+            run_dir.parent.rmdir()

@@ -141,6 +141,7 @@ def test_launch_prints_the_mistake_without_a_traceback(
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+    assert not [*tmp_path.rglob("launch.log")]  # no folder of a run that never was
 
 
 def test_two_runs_started_in_the_same_second_have_two_folders() -> None:
