@@ -132,8 +132,9 @@ class BackgroundTracker:
         self._told = not opened or self._start_error is not None
         if not opened:
             raise TrackingError(
-                f"{self._label} did not start within {self._start_timeout_s:g} s; raise "
-                f"{self._key}.start_timeout_s, or run without it (tracking=none)"
+                f"{self._label} did not start within {self._start_timeout_s:g} s; see that what "
+                f"{self._key} names can be reached, raise {self._key}.start_timeout_s, or run "
+                "without it (tracking=none)"
             )
         if self._start_error is not None:
             raise TrackingError(
