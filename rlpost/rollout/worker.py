@@ -222,7 +222,7 @@ class RolloutWorker:
             raise ConfigError(
                 [
                     "eval: answers have to be generated, but this rollout takes them from the data "
-                    "and asks no engine; set eval=null, or rollout=single_turn"
+                    "and asks no engine; switch it off (~eval), or take rollout=single_turn"
                 ]
             )
         return self._engines
