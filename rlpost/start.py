@@ -9,7 +9,7 @@ from typing import Any
 def start(node: Any, run_dir: Path, in_sweep: bool) -> float | None:
     """Checks `node`, then prints its plan or runs it. Loads nothing before it is called.
 
-    Of a configuration that is wrong no folder stays, as nothing has been started.
+    Of a plan no folder stays, also where the configuration is wrong.
     """
     from rlpost.errors import ConfigError
     from rlpost.plan.folder import leave_nothing
@@ -17,7 +17,7 @@ def start(node: Any, run_dir: Path, in_sweep: bool) -> float | None:
     try:
         return checked_and_started(node, run_dir, in_sweep)
     except ConfigError:
-        if not in_sweep:
+        if node.get("plan") is True and not in_sweep:
             leave_nothing(run_dir)
         raise
 

@@ -35,11 +35,12 @@ class TopKConfig(DistillationConfig):
 
     def conflicts(self, run: Any) -> Iterator[str]:
         yield from super().conflicts(run)
-        settings = None if run.debug.small_models else build(run.model).settings()
-        if settings is not None and self.k > settings["vocab_size"]:
+        known = None if run.debug.small_models else build(run.model).settings()
+        size = None if known is None else known.get("vocab_size")  # not every family has one
+        if size is not None and self.k > size:
             yield (
-                f"distillation.k ({self.k}) is more than the {settings['vocab_size']} tokens of "
-                "the model's vocabulary; lower it, or choose distillation=full"
+                f"distillation.k ({self.k}) is more than the {size} tokens of the model's "
+                "vocabulary; lower it, or choose distillation=full"
             )
 
 

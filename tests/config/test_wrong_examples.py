@@ -136,12 +136,12 @@ def test_all_mistakes_are_reported_together(
 def test_launch_prints_the_mistake_without_a_traceback(
     override: str, expected: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(REPOSITORY / "launch.py"), override]
+    command = [sys.executable, str(REPOSITORY / "launch.py"), override, "plan=true"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
-    assert not [*tmp_path.rglob("launch.log")]  # no folder of a run that never was
+    assert not [*tmp_path.rglob("launch.log")]
 
 
 def test_two_runs_started_in_the_same_second_have_two_folders() -> None:
