@@ -171,6 +171,8 @@ def folders_exist(config: RunConfig) -> Iterator[str]:
     samples = config.debug.samples_from
     if samples is not None and not Path(samples).is_dir():
         yield f"debug.samples_from: there is no folder {samples!r} (looked in {Path.cwd()})"
+    elif samples is not None and not (Path(samples) / "samples").is_dir():
+        yield f"debug.samples_from: {samples!r} is no folder of a run: it holds no samples/"
     resume = config.resume_from
     if resume is not None and not Path(resume).is_dir():
         yield f"resume_from: there is no folder {resume!r} (looked in {Path.cwd()})"

@@ -75,6 +75,7 @@ def test_rollout_only_starts_no_trainer(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_train_only_starts_no_engine(recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
     config = configured(f"+recipe={recipe}", "debug=train_only", f"debug.samples_from={tmp_path}")
     assert engine_roles(config) == {}
     assert set(placements(config)) == {*trainer_roles(config), "rollout"}
@@ -87,6 +88,10 @@ def test_train_only_starts_no_engine(recipe: str, tmp_path: Path) -> None:
         (
             ["debug=train_only", "debug.samples_from=nowhere"],
             r"debug\.samples_from: there is no folder 'nowhere'",
+        ),
+        (
+            ["debug=train_only", f"debug.samples_from={CONF}"],
+            r"debug\.samples_from: '.*conf' is no folder of a run: it holds no samples/",
         ),
         (["debug.only=train"], r"samples_from \(null\) must name the folder"),
         (["debug.samples_from=x"], "is read by debug=train_only alone"),
