@@ -210,7 +210,22 @@ class RayCluster:
         )
         worker = Worker(role=role, rank=rank, actor=actor, log_path=log_path)
         self._workers.append(worker)
+        if placement.num_gpus >= 1:
+            self._wait_until_it_runs(worker, actor)
         return worker
+
+    def _wait_until_it_runs(self, worker: Worker, actor: Any) -> None:
+        """Ray hands devices out in the order of starts, and ranks have the order of devices."""
+        import ray
+
+        deadline_s = self.config.start_deadline_s
+        try:
+            ray.get(actor.pid.remote(), timeout=deadline_s)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                f"{worker!r} did not start within cluster.start_deadline_s ({deadline_s:g}); "
+                f"its log is {worker.log_path}"
+            ) from error
 
     def _options(self, role: str, rank: int, placement: Placement) -> dict[str, Any]:
         """Of the Ray actor. A role whose node is not fixed goes where Ray likes."""
