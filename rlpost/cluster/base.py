@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ LOOK_EVERY_S = 0.5
 SAY_EVERY_S = 5.0
 
 
-class RayCluster:
+class RayCluster(ABC):
     """A cluster class connects in `connect`, and says what it will have before the start."""
 
     num_nodes: int | None = None  # how many will come, where that is known
@@ -39,9 +40,9 @@ class RayCluster:
 
     # -- what differs ------------------------------------------------------------------------
 
+    @abstractmethod
     def connect(self) -> None:
         """Starts Ray, or joins it. Raises ClusterError."""
-        raise NotImplementedError
 
     def capacity(self) -> Mapping[str, tuple[float, str]]:
         """For num_cpus and num_gpus: what all nodes have, and the keys that say so."""
@@ -81,6 +82,7 @@ class RayCluster:
 
     def requeue(self) -> None:
         """Lets the scheduler start the run's job again, where there is one."""
+        return
 
     # -- before the start --------------------------------------------------------------------
 

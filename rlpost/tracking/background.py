@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ class _End:
 Item = Row | Path | _End
 
 
-class BackgroundTracker:
+class BackgroundTracker(ABC):
     """A subclass says how to `_open` its sink. Not opening is an error; trouble later a warning.
 
     The thread opens the sink, then consumes the queue (rows, artefacts, the end) and is woken by
@@ -69,9 +70,9 @@ class BackgroundTracker:
         self._dropped = 0
         self._warned = False
 
+    @abstractmethod
     def _open(self, run_name: str, run_dir: Path, params: Mapping[str, Any]) -> Sink:
         """On the thread: the sink of a new run. Whatever it raises is why the start failed."""
-        raise NotImplementedError
 
     @property
     def run_id(self) -> str | None:
