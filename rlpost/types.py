@@ -189,6 +189,7 @@ class GroupHandle:
     Lists are [G] in rollout order; a reward that is missing is NaN.
     `failure` says why the group can't be trained (then `block` may be None); else it is "".
     `step_rewards` are the scores of each rollout's steps, NaN where missing; () without a prm.
+    `part_rewards` are the values of each part of the reward, NaN where missing.
     `teacher` is the name of the teacher that scores the group; "" without distillation.
     """
 
@@ -206,6 +207,7 @@ class GroupHandle:
     reward_s: float
     failure: str = ""
     step_rewards: tuple[tuple[float, ...], ...] = ()
+    part_rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # part -> [G]
     teacher: str = ""
 
 

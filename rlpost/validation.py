@@ -111,7 +111,10 @@ def import_target(name: Any, prefixes: Sequence[str]) -> type[Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(f"can't import module {module_name}: {error}") from error
+        raise ValueError(
+            f"can't import module {module_name}: {error}; add the folder that holds it to "
+            "PYTHONPATH"
+        ) from error
     target = getattr(module, attribute, None)
     if target is None:
         names = [key for key, value in vars(module).items() if hasattr(value, "Config")]

@@ -30,6 +30,9 @@ def rollout_metrics(batch: Batch) -> dict[str, float]:
         metrics[f"rollout/dropped/{reason}"] = float(count)
     for status, count in verdicts(batch.groups).items():
         metrics[f"rollout/verdict/{status}"] = float(count)
+    for part in sorted({part for group in batch.groups for part in group.part_rewards}):
+        values = _flat(group.part_rewards.get(part, ()) for group in batch.groups)
+        metrics[f"rollout/reward/{part}/mean"] = _mean(values)
     return metrics | step_metrics([steps for group in batch.groups for steps in group.step_rewards])
 
 

@@ -13,6 +13,8 @@ from rlpost.rollout.base import Rollout
 from rlpost.rollout.process_rewards import StepScores
 from rlpost.types import Array, BlockRef, GroupHandle, Prompt, SampleBlock, sample_id
 
+PART = "reward/"  # column of a part of the reward
+
 
 @dataclass(frozen=True)
 class GroupText:
@@ -76,7 +78,7 @@ def _score_scalars(scores: Sequence[Score], size: int) -> dict[str, Array]:
     }
     for part in scores[0].verdicts:
         verdicts = [score.verdicts[part] for score in scores]
-        columns[f"reward/{part}"] = np.array([value_of(verdict) for verdict in verdicts])
+        columns[f"{PART}{part}"] = np.array([value_of(verdict) for verdict in verdicts])
         columns[f"verdict/{part}"] = np.array([verdict.status for verdict in verdicts])
     return columns
 
@@ -133,7 +135,17 @@ def make_handle(
         generate_s=generate_s,
         reward_s=reward_s,
         step_rewards=tuple(scored.scores for scored in steps),
+        part_rewards=part_rewards(block),
     )
+
+
+def part_rewards(block: SampleBlock) -> dict[str, tuple[float, ...]]:
+    """Part of the reward -> its value for each sample of a scored group, NaN where missing."""
+    return {
+        name.removeprefix(PART): tuple(column.tolist())
+        for name, column in block.scalars.items()
+        if name.startswith(PART)
+    }
 
 
 def failed_handle(prompt: Prompt, failure: str, *, ref: BlockRef, generate_s: float) -> GroupHandle:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlpost.cluster import store
 from rlpost.errors import DataError
+from rlpost.rollout.blocks import PART
 from rlpost.rollout.encoding import load_tokenizer
 from rlpost.rollout.samples import samples_file, write_samples
 from rlpost.types import BlockRef, GroupHandle, SampleBlock
@@ -166,7 +167,7 @@ def block_of(rows: Sequence[Row]) -> SampleBlock:
 
 
 def scalars_of(rows: Sequence[Row]) -> dict[str, Any]:
-    parts = [name for name in rows[0] if name.startswith(("reward/", "verdict/"))]
+    parts = [name for name in rows[0] if name.startswith((PART, "verdict/"))]
     columns = {name: np.array([row[name] for row in rows]) for name in (*SCALARS, *parts)}
     columns |= {name: np.array([row[name] for row in rows], object) for name in TEXTS}
     if rows[0].get("step_scores") is not None:
@@ -207,6 +208,11 @@ def handle_of(
         generate_s=0.0,
         reward_s=0.0,
         step_rewards=tuple(tuple(map(float, row["step_scores"])) for row in rows) if steps else (),
+        part_rewards={
+            name.removeprefix(PART): tuple(number(row[name]) for row in rows)
+            for name in rows[0]
+            if name.startswith(PART)
+        },
         teacher=teacher,
     )
 

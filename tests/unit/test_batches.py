@@ -1,6 +1,7 @@
 """Batches on the driver: views, drop reasons, metrics."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,14 @@ def group(key: str, rewards=(1.0, 0.0), lengths=(5, 9), failure: str = "", versi
         reward_s=0.1,
         failure=failure,
     )
+
+
+def test_each_part_of_the_reward_has_a_mean_over_what_is_known():
+    parts = [{"exact": (1.0, 0.0), "short": (1.0, math.nan)}, {"exact": (1.0, 1.0)}]
+    groups = [replace(group(f"p{row}"), part_rewards=values) for row, values in enumerate(parts)]
+    metrics = report.rollout_metrics(batch_of(*groups))
+    assert metrics["rollout/reward/exact/mean"] == 0.75
+    assert metrics["rollout/reward/short/mean"] == 1.0
 
 
 def batch_of(*groups, dropped=()):

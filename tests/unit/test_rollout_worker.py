@@ -103,6 +103,7 @@ async def test_a_group_has_every_column_at_the_right_place(make, objects):
     assert (row["reward"], row["reward/main"], row["verdict/main"]) == (1.0, 1.0, "ok")
     assert (group.lengths, group.loss_tokens, group.oldest_version) == ((6, 6), (2, 2), 3)
     assert (group.rewards, group.accuracies, group.failure) == ((1.0, 1.0), (1.0, 1.0), "")
+    assert group.part_rewards == {"main": (1.0, 1.0)}
     assert group.verdict_counts == {"ok": 2}
 
 

@@ -87,6 +87,7 @@ def test_groups_come_back_as_they_were_trained_on(tmp_path):
     assert (first.rewards, first.lengths, first.loss_tokens) == ((1.0, 1.0), (4, 4), (2, 2))
     assert (first.oldest_version, first.teacher) == (3, "default")
     assert first.verdict_counts == {"ok": 2}
+    assert list(first.part_rewards.values()) == [(1.0, 1.0)]
     block = first.block
     assert block.tokens["token_ids"].tolist() == [5, 6, 7, 1] * 2
     assert block.tokens["rollout_logprobs"].dtype == np.float32
