@@ -153,9 +153,15 @@ def test_a_job_finds_the_run_of_its_sweep_in_the_same_store_only(tmp_path: Path)
     assert sweep_file.parent_run(tmp_path.parent / "alone", "sqlite:///a.db") is None
 
 
+def heed_sigint() -> None:
+    """Tests that a script started in the background inherit that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_reaches_a_job_in_another_process(tmp_path: Path) -> None:
     job(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command, preexec_fn=heed_sigint) as other:
         write(replace(read_all(tmp_path)[0], pid=other.pid))
         with pytest.raises(KeyboardInterrupt), session.whole_sweep():
             session.lead(session.Sweep(tmp_path, None))
@@ -171,7 +177,7 @@ def test_ctrl_c_reaches_a_job_that_is_only_starting(tmp_path: Path) -> None:
     job(tmp_path)
     (running,) = read_all(tmp_path)
     (tmp_path / "0" / "status.json").unlink()
-    with subprocess.Popen(command) as starting:
+    with subprocess.Popen(command, preexec_fn=heed_sigint) as starting:
         recorded = threading.Timer(1.0, lambda: write(replace(running, pid=starting.pid)))
         recorded.start()
         interrupt_jobs(tmp_path)
