@@ -16,6 +16,7 @@ from rlpost.errors import ConfigError
 from rlpost.loops.passes import rounds
 from rlpost.plan import arithmetic, fits
 from rlpost.plan.arithmetic import Split
+from rlpost.plan.cuts import cut_problems
 from rlpost.plan.disk import DiskPlan, disk_plan
 from rlpost.plan.folder import leave_nothing
 from rlpost.plan.machine import Machine, this_machine
@@ -205,6 +206,7 @@ def problems(
         return memory_plan(changed, known, place(changed, cluster, wide), machine.device_bytes)
 
     return [
+        *cut_problems(config, known),
         *fits.resource_problems(config, cluster),
         *fits.memory_problems(config, memory, placed, machine, replan),
         *fits.kv_cache_problems(config, known, memory, machine.device_bytes),

@@ -260,3 +260,14 @@ def test_estimates_warn_and_refuse_nothing(monkeypatch: Any) -> None:
     memory, store = plan.warnings
     assert re.match(r"about \d\.\d GiB of memory are planned on this machine, of which 3.0", memory)
     assert "set cluster.object_store_bytes=4527616" in store
+
+
+def test_ranks_that_cannot_share_a_model_evenly_are_refused(monkeypatch: Any) -> None:
+    sizes = ["trainer.tensor_model_parallel_size=3", "engine.tensor_parallel_size=3"]
+    cut = planned(
+        monkeypatch, "+recipe=grpo_chain", *sizes, "trainer.pipeline_model_parallel_size=40"
+    )
+    heads = "tensor_parallel (3) must divide the model's num_attention_heads (8); try 2"
+    assert {f"actor: {heads}", f"engine: {heads}"} <= set(cut.problems)
+    layers = "actor: pipeline_parallel (40) must divide the model's num_hidden_layers (2); try 2"
+    assert layers in cut.problems

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlpost.errors import ConfigError, ModelError
+from rlpost.models.cuts import uneven_cuts
 
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 # What Megatron's rotary embedding has built in for rope_type llama3; only `factor` is free.
@@ -196,20 +197,14 @@ def _layout_problems(
 ) -> list[str]:
     """One line for each size of the model that the ranks can't share evenly."""
     tp, pp = fixed["tensor_model_parallel_size"], fixed["pipeline_model_parallel_size"]
-    sizes = [
-        ("num_attention_heads", hf_config.num_attention_heads, "tensor", tp),
-        ("intermediate_size", hf_config.intermediate_size, "tensor", tp),
-    ]
-    if not any(
-        "pipeline" in option for option in merged
-    ):  # else Megatron checks the split asked for
-        sizes.append(("num_hidden_layers", hf_config.num_hidden_layers, "pipeline", pp))
-    problems = [
-        f"{axis}_parallel ({ranks}) must divide the model's {key} ({size}); try "
-        f"{max(n for n in range(1, ranks) if size % n == 0)}"
-        for key, size, axis, ranks in sizes
-        if size % ranks
-    ]
+    split_asked_for = any("pipeline" in option for option in merged)  # Megatron checks it
+    problems = uneven_cuts(
+        num_heads=hf_config.num_attention_heads,
+        intermediate_size=hf_config.intermediate_size,
+        num_layers=hf_config.num_hidden_layers,
+        tp=tp,
+        pp=1 if split_asked_for else pp,
+    )
     if "num_moe_experts" in fixed and tp > 1 and not merged.get("sequence_parallel"):
         problems.append(
             "a mixture of experts with tensor parallelism needs option sequence_parallel: true"
