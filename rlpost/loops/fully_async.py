@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -20,6 +21,14 @@ class FullyAsyncLoopConfig:
     on_stale: Literal["drop", "wait"]
     update_weights_interval: PositiveInt
     max_draw_factor: PositiveFloat
+
+    def conflicts(self, run: Any) -> Iterator[str]:
+        """Engines whose weights never change answer under version 0: all would soon be stale."""
+        if run.engine is not None and not getattr(run.algorithm.target, "trains_policy", True):
+            yield (
+                f"loop: fully_async bounds how old the policy's answers are, but "
+                f"{run.algorithm.target.__name__} trains no policy; choose loop=async or loop=sync"
+            )
 
 
 class FullyAsyncLoop:
