@@ -135,6 +135,7 @@ class RolloutStream:
             self.source.ledger.move(group.prompt_key, "evicted")
             self._dropped.append((group, "too_stale"))
         if stale:
+            self._check_budget()
             self._room.set()
 
     async def _pump(self) -> None:

@@ -201,3 +201,16 @@ async def test_dropping_everything_stops_the_run():
     engines = Engines(drop=lambda key: True)
     with pytest.raises(BudgetError, match="constant_reward"):
         await train(stream_of(engines, factor=4.0), engines)
+
+
+async def test_evicting_everything_stops_the_run():
+    """As engines that never get new weights would have it, where the policy's version goes on."""
+    engines = Engines()
+    begin = engines.begin
+
+    async def begin_under_the_first_version(prompts, version):
+        return await begin(prompts, 0)
+
+    engines.begin = begin_under_the_first_version
+    with pytest.raises(BudgetError, match=r"too_stale.*loop\.max_draw_factor"):
+        await train(stream_of(engines, max_staleness=1, on_stale="drop", factor=3.0), engines)
