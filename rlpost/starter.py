@@ -63,9 +63,9 @@ class Starter:
     async def start_role(self, role: str, parts: RoleConfig) -> Role:
         section, trainer = parts.trainer, parts.trainer.config
         workers = self.spawn(role)
-        address, port = await workers[0].rendezvous(self.start_deadline_s)
+        rendezvous = await workers[0].rendezvous(self.start_deadline_s)
         specs = [
-            RankSpec(role, rank, trainer.world_size, address, port) for rank in range(len(workers))
+            RankSpec(role, rank, trainer.world_size, rendezvous) for rank in range(len(workers))
         ]
         await gather(
             worker.create(

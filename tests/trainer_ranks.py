@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import socket
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import yaml
 
 from rlpost.algorithms.grpo import Grpo, GrpoConfig
+from rlpost.cluster.rendezvous import Rendezvous
 from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.options import LrScheduleConfig, OptimizerConfig
 from rlpost.trainers.megatron.rank import MegatronRank, MegatronRankConfig
@@ -111,12 +111,6 @@ def with_passes(ranks: Ranks, block: SampleBlock, shares: Any) -> BatchView:
     return dataclasses.replace(view, blocks=(*view.blocks, *columns))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Ranks:
     """World of `size` processes; `start` builds a role in them, again and again."""
 
@@ -141,11 +135,11 @@ class Ranks:
         **changes: Any,
     ) -> list[Any]:
         """Replaces what the processes host by fresh ranks of `config`, of class `target`."""
-        port = _free_port()
         arguments = {"model_path": str(model), "dtype": "float32", "seed": 1, "target": target}
         if target is MegatronRank:
             arguments["temperature"] = 1.0
-        specs = [RankSpec("actor", rank, self.size, "127.0.0.1", port) for rank in range(self.size)]
+        (meeting,) = self._ask([(_listen, (), {})])
+        specs = [RankSpec("actor", rank, self.size, meeting) for rank in range(self.size)]
         return self._ask(
             [
                 (_start, (config,), {**arguments, "algorithm": algorithm, "spec": spec, **changes})
@@ -161,10 +155,12 @@ class Ranks:
         return self._ask([(function, args, {})] * self.size)
 
     def _ask(self, requests: Sequence[Any]) -> list[Any]:
-        for pipe, request in zip(self._pipes, requests, strict=True):
+        """The first ranks, as many as there are requests."""
+        asked = self._pipes[: len(requests)]
+        for pipe, request in zip(asked, requests, strict=True):
             pipe.send(request)
         replies = []
-        for rank, pipe in enumerate(self._pipes):
+        for rank, pipe in enumerate(asked):
             assert pipe.poll(150), f"rank {rank} did not answer"
             replies.append(pipe.recv())
         for error, _ in replies:
@@ -208,6 +204,10 @@ def _start(hosted: Any, config: Any, *, target: type[Any], **arguments: Any) -> 
         dist.destroy_process_group()
     rank = target(config, **arguments)
     return rank, rank.setup()
+
+
+def _listen(hosted: Any) -> Rendezvous:
+    return Rendezvous.listening("127.0.0.1")
 
 
 def _call(hosted: Any, method: str, *args: Any) -> Any:

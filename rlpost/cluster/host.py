@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rlpost.cluster.rendezvous import Rendezvous
 from rlpost.profiling import ProfileConfig, TorchProfiler
 
 
@@ -39,25 +39,16 @@ class Host:
         _redirect_output(Path(log_path))
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._object: Any = None
-        self._reserved: socket.socket | None = None
         self._profiler: TorchProfiler | None = None
 
     async def pid(self) -> int:
         return os.getpid()
 
-    async def rendezvous(self) -> tuple[str, int]:
-        """Address of this node, and a port there that stays free for this process.
-
-        The port is bound but nobody listens: others are not given it, and a process group's store
-        can still take it, as both allow the address to be used again.
-        """
+    async def rendezvous(self) -> Rendezvous:
+        """At the address of this node, with this process as rank 0."""
         import ray
 
-        address = str(ray.util.get_node_ip_address())
-        self._reserved = socket.socket()
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._reserved.bind((address, 0))
-        return address, int(self._reserved.getsockname()[1])
+        return Rendezvous.listening(str(ray.util.get_node_ip_address()))
 
     async def create(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlpost.cluster.rendezvous import Rendezvous
 from rlpost.errors import DeadlineError, RlpostError, WorkerDiedError
 from rlpost.lazy import LazyModule
 from rlpost.profiling import ProfileConfig
@@ -56,10 +57,11 @@ class Worker:
     async def pid(self, deadline_s: float = 30.0) -> int:
         return int(await self._wait("pid", self._actor.pid.remote(), deadline_s))
 
-    async def rendezvous(self, deadline_s: float) -> tuple[str, int]:
-        """(address, port) on the worker's node, where the ranks of its role can meet."""
-        address, port = await self._wait("rendezvous", self._actor.rendezvous.remote(), deadline_s)
-        return str(address), int(port)
+    async def rendezvous(self, deadline_s: float) -> Rendezvous:
+        """Where the ranks of its role can meet, if this is the worker of rank 0."""
+        ref = self._actor.rendezvous.remote()
+        made: Rendezvous = await self._wait("rendezvous", ref, deadline_s)
+        return made
 
     async def start_profile(self, config: ProfileConfig, *, deadline_s: float) -> None:
         await self._wait("start_profile", self._actor.start_profile.remote(config), deadline_s)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rlpost.cluster.rendezvous import Rendezvous
 from rlpost.engines.base import Stage, WeightChunk
 from rlpost.metrics import Metric
 from rlpost.models.base import Dtype
@@ -23,8 +24,7 @@ class RankSpec:
     role: str  # actor, reference, ...
     rank: int
     world_size: int
-    master_address: str
-    master_port: int
+    rendezvous: Rendezvous
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from integration import megatron_models
 from safetensors.torch import load_file
 from trainer_ranks import CONF, Ranks, grpo, rollouts, trainer_config, view_of, with_passes
 
+from rlpost.cluster.rendezvous import Rendezvous
 from rlpost.errors import CheckpointError, ConfigError, ModelError, TrainerError
 from rlpost.fingerprint import fingerprint
 from rlpost.trainers.base import CriticRank, RankSpec, RoleRank, TrainerRank
@@ -23,6 +24,7 @@ from rlpost.trainers.megatron.rank import MegatronRank
 from rlpost.weight_sync.object_store import to_store
 
 OPTIONS = sorted((CONF / "trainer").glob("*.yaml"))
+NOWHERE = Rendezvous("127.0.0.1", 1, -1)  # a rank that is refused meets nobody
 SHARES = [[list(range(12))]]
 # What the composition root, the plan and the driver read from a trainer's Config.
 SHARED_KEYS = {
@@ -70,7 +72,7 @@ def test_every_config_says_what_a_run_needs_to_place_it(option: Path) -> None:
 def rank_of(world_size: int, **sizes: int) -> MegatronRank:
     return MegatronRank(
         trainer_config(**sizes),
-        spec=RankSpec("actor", 0, world_size, "127.0.0.1", 1),
+        spec=RankSpec("actor", 0, world_size, NOWHERE),
         model_path="none",
         dtype="float32",
         algorithm=None,

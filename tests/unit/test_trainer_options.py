@@ -2,6 +2,7 @@ import pytest
 import torch
 from trainer_ranks import trainer_config
 
+from rlpost.cluster.rendezvous import Rendezvous
 from rlpost.errors import TrainerError
 from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.offload import Offloader
@@ -57,7 +58,8 @@ def test_a_rank_has_at_most_one_gpu():
 
 def test_a_rank_that_was_promised_a_gpu_does_not_go_on_without():
     rank = MegatronRank(
-        trainer_config(num_gpus_per_rank=0.5), spec=RankSpec("actor", 0, 1, "", 0), model_path="",
+        trainer_config(num_gpus_per_rank=0.5), spec=RankSpec("actor", 0, 1, Rendezvous("", 0, 0)),
+        model_path="",
         dtype="float32", algorithm=None, temperature=1.0, seed=0,
     )  # fmt: skip
     with pytest.raises(TrainerError, match=r"actor\[0\] asked for num_gpus_per_rank \(0\.5\)"):

@@ -144,14 +144,18 @@ class MegatronRole(ABC, Generic[N]):
     def _join(self, backend: str) -> None:
         import torch.distributed as dist
 
+        spec, meeting = self.spec, self.spec.rendezvous
+        timeout = timedelta(seconds=max(self.config.setup_deadline_s, self.config.step_deadline_s))
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but in no __all__
+            meeting.address,
+            meeting.port,
+            spec.world_size,
+            is_master=spec.rank == 0,
+            timeout=timeout,
+            master_listen_fd=meeting.listen_fd if spec.rank == 0 else None,
+        )
         dist.init_process_group(
-            backend,
-            init_method=f"tcp://{self.spec.master_address}:{self.spec.master_port}",
-            rank=self.spec.rank,
-            world_size=self.spec.world_size,
-            timeout=timedelta(
-                seconds=max(self.config.setup_deadline_s, self.config.step_deadline_s)
-            ),
+            backend, store=store, rank=spec.rank, world_size=spec.world_size, timeout=timeout
         )
 
     @property
