@@ -28,9 +28,9 @@ def check_draw_budget(
     dropped: Sequence[tuple[GroupHandle, str]],
     max_draw_factor: float,
 ) -> None:
-    """Raises BudgetError when far more prompts were dropped than a batch needs."""
+    """Raises BudgetError when a batch is not full and far more prompts were drawn than it needs."""
     drawn = kept + len(dropped)
-    if drawn > wanted * max_draw_factor:
+    if kept < wanted and drawn > wanted * max_draw_factor:
         reasons = sorted({reason for _, reason in dropped})
         raise BudgetError(
             f"step {step + 1}: {len(dropped)} of {drawn} prompts were dropped "

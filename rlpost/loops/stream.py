@@ -8,9 +8,10 @@ the trainer's version is (n // P) // u. Its staleness then is at most S if
     n < (v + S + 1) * u * P                                              [AReaL, arXiv:2505.24298]
 
 at the version v under which it starts. Batches at the start that train the critic only make no
-versions, so as many more may be in flight. Groups overtake each other, so the bound is checked
-again at consumption: `drop` evicts a group that is too old and draws another; `wait` lets the
-trainer wait for running groups that would be too old after the next update.
+versions, so as many more may be in flight; a resumed run counts v from what its first batch finds.
+Groups overtake each other, so the bound is checked again at consumption: `drop` evicts a group that
+is too old and draws another; `wait` lets the trainer wait for running groups that would be too old
+after the update that follows the batch.
 """
 
 from __future__ import annotations
@@ -87,10 +88,10 @@ class RolloutStream:
     def num_room(self) -> int:
         """How many groups may begin now."""
         s = self.settings
-        reachable = (self.version + s.max_staleness + 1) * s.update_weights_interval
-        first = self._first_version * s.update_weights_interval
-        critic_only = max(0, s.num_critic_only_steps - s.first_step)
-        batches = min(reachable - first + critic_only, s.num_steps - s.first_step)
+        updates = max(s.first_step, s.num_critic_only_steps) // s.update_weights_interval
+        updates += self.version - self._first_version  # up to now, with those that made no version
+        reachable = (updates + s.max_staleness + 1) * s.update_weights_interval
+        batches = min(reachable, s.num_steps) - s.first_step
         held = self._num_taken + len(self._ready) + len(self._started_at)
         return batches * s.prompts_per_step - held
 
@@ -99,7 +100,7 @@ class RolloutStream:
 
     async def take(self, step: int) -> Batch:
         """P groups, oldest first; all are within the bound at the present version."""
-        while not self._complete():
+        while not self._complete(step):
             self._news.clear()
             await self._news.wait()
         self._ready.sort(key=lambda group: (group.oldest_version, self._place[group.prompt_key]))
@@ -116,16 +117,21 @@ class RolloutStream:
             reward_s=max(group.reward_s for group in chosen),
         )
 
-    def _complete(self) -> bool:
-        """Whether a batch can be taken; evicts what is too old. Raises the error of any task."""
+    def _complete(self, step: int) -> bool:
+        """Whether the batch can be taken; evicts what is too old. Raises the error of any task."""
         if self._error is not None:
             raise self._error
         self._evict()
         if len(self._ready) < self.settings.prompts_per_step:
             return False
-        oldest = self.version - self.settings.max_staleness
+        s = self.settings
+        update_follows = (step + 1) % s.update_weights_interval == 0
+        # Bound 0 waits in any case: its batches are those of the sync loop.
+        if s.on_stale == "drop" or (s.max_staleness and not update_follows):
+            return True
+        oldest = self.version - s.max_staleness
         waited_for = [key for key, version in self._started_at.items() if version <= oldest]
-        return self.settings.on_stale == "drop" or not waited_for
+        return not waited_for
 
     def _evict(self) -> None:
         oldest = self.version - self.settings.max_staleness
@@ -168,7 +174,7 @@ class RolloutStream:
 
     def _check_budget(self) -> None:
         check_draw_budget(
-            self._num_taken // self.settings.prompts_per_step,
+            self.settings.first_step + self._num_taken // self.settings.prompts_per_step,
             self.settings.prompts_per_step,
             len(self._ready),
             self._dropped,

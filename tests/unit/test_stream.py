@@ -66,11 +66,13 @@ def stream_of(
     interval=1,
     factor=50.0,
     critic_only=0,
+    first_step=0,
+    version=0,
 ):
     settings = StreamSettings(
         num_steps=num_steps,
         num_critic_only_steps=critic_only,
-        first_step=0,
+        first_step=first_step,
         prompts_per_step=PROMPTS_PER_STEP,
         update_weights_interval=interval,
         max_staleness=max_staleness,
@@ -78,14 +80,14 @@ def stream_of(
         max_draw_factor=factor,
     )
     source = Source(engines.ledger, engines.begin, engines.finish, engines.settle)
-    return RolloutStream(settings, source, version=0)
+    return RolloutStream(settings, source, version)
 
 
 async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002, critic_only=0):
     """Takes and trains all batches; returns (batches, staleness of each)."""
     stream.start()
-    batches, staleness, version = [], [], 0
-    for step in range(num_steps):
+    batches, staleness, version = [], [], stream.version
+    for step in range(stream.settings.first_step, num_steps):
         batch = await asyncio.wait_for(stream.take(step), 5)
         staleness.append(staleness_max(batch, version))
         await asyncio.sleep(train_s)
@@ -138,6 +140,14 @@ async def test_waiting_evicts_nothing():
     assert engines.ledger.counts["evicted"] == 0
 
 
+async def test_a_run_resumed_between_two_updates_evicts_nothing():
+    """After step 3, with an update after every second step: version 1 serves one more batch."""
+    engines = Engines()
+    stream = stream_of(engines, max_staleness=0, interval=2, first_step=3, version=1)
+    batches, _ = await train(stream, engines, interval=2)
+    assert not any(batch.dropped for batch in batches)
+
+
 async def test_dropping_evicts_what_is_too_old_and_says_so():
     engines = Engines()
     stream = stream_of(engines, on_stale="drop")
@@ -162,6 +172,19 @@ async def test_a_slow_group_does_not_hold_back_groups_that_are_ready():
     batch = await asyncio.wait_for(stream.take(0), 1)
     await stream.close()
     assert "p0@0" not in [group.prompt_key for group in batch.groups]
+
+
+async def test_a_slow_group_is_waited_for_only_where_an_update_follows():
+    """Updates follow batches 1 and 3; p0 of version 0 has to be in batch 3 at the latest."""
+    engines = Engines(seconds=lambda key: 0.3 if key.startswith("p0@") else 0.001)
+    stream = stream_of(engines, max_staleness=1, interval=2)
+    stream.start()
+    batches = [await asyncio.wait_for(stream.take(step), 0.2) for step in (0, 1)]
+    stream.published(1)
+    batches += [await asyncio.wait_for(stream.take(2), 0.2), await stream.take(3)]
+    await stream.close()
+    held = [[group.prompt_key for group in batch.groups] for batch in batches]
+    assert ["p0@0" in keys for keys in held] == [False, False, False, True]
 
 
 async def test_bound_zero_trains_the_batches_of_the_sync_loop_in_its_order():
@@ -195,6 +218,12 @@ async def test_an_error_in_any_group_ends_the_run_with_that_error():
     engines = Engines(fail={"p2@0"})
     with pytest.raises(EngineError, match="engine lost p2@0"):
         await train(stream_of(engines), engines)
+
+
+async def test_a_drop_beside_a_full_queue_is_no_reason_to_stop():
+    engines = Engines(drop=lambda key: key == "p35@0")
+    batches, _ = await train(stream_of(engines, max_staleness=9, factor=8.0), engines)
+    assert [group.prompt_key for batch in batches for group, _ in batch.dropped] == ["p35@0"]
 
 
 async def test_dropping_everything_stops_the_run():
