@@ -11,7 +11,7 @@ What is missing is NaN (floats), never 0.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -138,40 +138,6 @@ class SampleBlock:
             span = slice(int(end - self.lengths[row]), int(end))
             columns = {key: value[span] for key, value in self.tokens.items()}
             yield name, columns | {key: value[row] for key, value in self.scalars.items()}
-
-
-def join_blocks(
-    blocks: Sequence[SampleBlock], sample_ids: Sequence[str], columns: Sequence[str]
-) -> list[dict[str, Array]]:
-    """Rows of `sample_ids`, in that order, with `columns` gathered from any of the blocks.
-
-    Joined by sample id, never by position or rank. Raises ValueError naming the column and the
-    first samples when one is missing, or given twice by different blocks, or of the wrong length.
-    """
-    wanted = set(sample_ids)
-    found: dict[str, dict[str, Array]] = {name: {} for name in sample_ids}
-    for block in blocks:
-        for name, row in block.rows():
-            if name not in wanted:
-                continue
-            for column in columns:
-                if column not in row:
-                    continue
-                if column in found[name]:
-                    raise ValueError(f"column {column!r} of sample {name!r} was delivered twice")
-                found[name][column] = row[column]
-    for column in columns:
-        missing = [name for name in sample_ids if column not in found[name]]
-        if missing:
-            raise ValueError(
-                f"column {column!r} is missing for {len(missing)} of {len(sample_ids)} samples, "
-                f"first: {', '.join(missing[:3])}"
-            )
-    for name, row in found.items():
-        lengths = {column: len(row[column]) for column in columns if np.ndim(row[column]) > 0}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"columns of sample {name!r} have unequal lengths: {lengths}")
-    return [found[name] for name in sample_ids]
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlpost.data.balance import budget_split
+from rlpost.data.joining import join_blocks
 from rlpost.errors import TrainerError
 from rlpost.trainers.base import split_rows
 from rlpost.trainers.megatron.packing import PackedBatch, Row, pack, unpack
-from rlpost.types import Array, BatchView, SampleBlock, StoredBlock, join_blocks
+from rlpost.types import Array, BatchView, SampleBlock, StoredBlock
 
 
 def read_rows(
