@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -21,15 +22,30 @@ from rlpost.option_files import lists_of_one
 CONF = Path(__file__).parent.parent / "conf"
 
 
-def compose_node(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> DictConfig:
+@dataclass(frozen=True)
+class SearchPath:
+    """`name`.yaml in the first of `folders` begins a configuration; options come from all."""
+
+    folders: tuple[Path, ...] = (CONF,)
+    name: str = "config"
+
+    @property
+    def primary(self) -> Path:
+        return self.folders[0] / f"{self.name}.yaml"
+
+
+OURS = SearchPath()
+
+
+def compose_node(overrides: Sequence[str], path: SearchPath = OURS) -> DictConfig:
     """The composed configuration for these overrides, outside a Hydra application."""
     GlobalHydra.instance().clear()
-    first, *more = folders
+    first, *more = path.folders
     paths = ", ".join(f"file://{folder}" for folder in more)
     chosen = recipe_in_its_place(overrides)
     chosen += [f"hydra.searchpath=[{paths}]"] if more else []
     with initialize_config_dir(str(first), version_base="1.3"):
-        node = compose("config", overrides=chosen, return_hydra_config=True)
+        node = compose(path.name, overrides=chosen, return_hydra_config=True)
     HydraConfig.instance().set_config(node)  # `${hydra:...}` is looked up there
     with open_dict(node):
         del node["hydra"]

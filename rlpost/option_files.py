@@ -18,10 +18,17 @@ def options_by_group(folders: Sequence[Path]) -> dict[str, list[str]]:
     """{"algorithm": ["grpo", ...], "recipe": [...]}"""
     options: dict[str, list[str]] = {}
     for conf in folders:
-        for folder in sorted(path for path in conf.rglob("*") if path.is_dir()):
-            group = options.setdefault(folder.relative_to(conf).as_posix(), [])
-            group += sorted(file.stem for file in folder.glob("*.yaml"))
+        for folder in sorted({file.parent for file in conf.rglob("*.yaml")} - {conf}):
+            name = folder.relative_to(conf).as_posix()
+            if not name.startswith("."):  # a run's folder has one of Hydra's
+                options.setdefault(name, []).extend(sorted(f.stem for f in folder.glob("*.yaml")))
     return options
+
+
+def default_groups(primary: Path) -> list[str]:
+    """Those that the file which begins a configuration gives a place, with or without an option."""
+    node = yaml.safe_load(primary.read_text()) or {}
+    return [group for item in node.get("defaults", []) if isinstance(item, dict) for group in item]
 
 
 def files_of(group: str, folders: Sequence[Path]) -> list[Path]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
@@ -20,11 +19,12 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 
 from rlpost.checks import check
-from rlpost.composition import CONF, compose_node
+from rlpost.composition import CONF, SearchPath, compose_node
 from rlpost.config import REQUIRED_GROUPS, key_paths, load
 from rlpost.errors import ConfigError, RlpostError
-from rlpost.option_files import is_global, options_by_group, options_with
-from rlpost.wording import nearest, nearest_name
+from rlpost.option_files import default_groups, is_global, options_by_group, options_with
+from rlpost.search_path import SEARCH_PATH, search_path
+from rlpost.wording import nearest_name, unknown
 
 SWEEPS = re.compile(r"\+?sweep=|hydra\.mode=")  # what makes a sweep, beside -m
 GLOBAL_CHOICE = "*"  # among the obscure groups: any key may come from it
@@ -44,7 +44,7 @@ def with_the_rest(error: ConfigError, arguments: Sequence[str]) -> ConfigError:
     """`error`, and what is wrong beside the overrides that it is about: load stops before check."""
     line = CommandLine(arguments)
     if line.problems or line.multirun:
-        return ConfigError([*line.problems, *error.problems])
+        return ConfigError([*line.problems, *line.without_the_left_out(error.problems)])
     if not line.overrides:
         return error
     for override in line.overrides:
@@ -63,17 +63,18 @@ class CommandLine:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         given, _ = get_args_parser().parse_known_args(list(arguments))
-        elsewhere = given.config_path or given.config_name or given.experimental_rerun
-        overrides = [] if elsewhere else given.overrides  # of a saved run only Hydra can tell
-        self.folders = [CONF, *([Path(given.config_dir).absolute()] if given.config_dir else [])]
+        # What a pickle of Hydra's holds only Hydra can tell.
+        overrides = [] if given.experimental_rerun else given.overrides
         self.multirun = bool(given.multirun) or any(map(SWEEPS.match, overrides))
         self.problems: list[str] = []
         self.overrides: list[Override] = []
-        self._groups = options_by_group(self.folders)
         self._kept: list[str] = []  # as they are composed
         self._left_out: list[Override] = []
         self._obscure: list[str] = []  # groups whose keys are not known
         self._parse(overrides)
+        self.path, problems = search_path(given, self._listed_folders())
+        self.problems += problems
+        self._groups = options_by_group(self.path.folders)
         choices = [item for item in self.overrides if self._is_choice(item)]
         for override in choices:
             self._look_at_choice(override)
@@ -84,16 +85,20 @@ class CommandLine:
         if self._obscure or self.multirun:
             return []
         try:
-            check(load(compose_node(self._kept, self.folders)))
+            check(load(compose_node(self._kept, self.path)))
         except ConfigError as error:
-            return [
-                problem
-                for problem in error.problems
-                if not any(mentions(problem, override) for override in self._left_out)
-            ]
+            return self.without_the_left_out(error.problems)
         except (HydraException, RlpostError, ValueError):
             return []  # reported when the faults above are mended
         return []
+
+    def without_the_left_out(self, problems: Sequence[str]) -> list[str]:
+        """Without those of overrides that have a line of their own already."""
+        return [
+            problem
+            for problem in problems
+            if not any(mentions(problem, override) for override in self._left_out)
+        ]
 
     def leave_out(self, override: Override) -> None:
         self._left_out.append(override)
@@ -110,6 +115,20 @@ class CommandLine:
                 reason = error.message.splitlines()[0] if error.message else "not key=value"
                 way = "" if "=" in text else f"; write {text}=<value>, or ~{text} to take it out"
                 self.problems.append(f"can't read the override {text!r}: {reason}{way}")
+
+    def _listed_folders(self) -> list[Any]:
+        """Those of `hydra.searchpath`, which then stand in the path and no longer in the line."""
+        listed = [item for item in self.overrides if name_of(item) == SEARCH_PATH]
+        self.overrides = [item for item in self.overrides if item not in listed]
+        values = [item.value() for item in listed]
+        self.problems += [
+            f"{override.input_line}: a list belongs here: {SEARCH_PATH}=[{value}]"
+            for override, value in zip(listed, values, strict=True)
+            if not isinstance(value, list)
+        ]
+        return [
+            item for value in values for item in (value if isinstance(value, list) else [value])
+        ]
 
     def _is_choice(self, override: Override) -> bool:
         name = name_of(override)
@@ -132,9 +151,11 @@ class CommandLine:
             stand_in = None
             self._left_out.append(override)
         elif stand_in is None:
-            self._obscure.append(GLOBAL_CHOICE if is_global(group, self.folders) else group)
+            self._obscure.append(GLOBAL_CHOICE if is_global(group, self.path.folders) else group)
         else:
-            self._kept.append(f"{override.get_key_element()}={stand_in}")
+            key = override.get_key_element()
+            placed = group in self._placed_groups() and override.package is None
+            self._kept.append(f"{key.lstrip('+') if placed else key}={stand_in}")
 
     def _problem_of_choice(
         self, override: Override, values: list[Any], options: list[str]
@@ -147,7 +168,12 @@ class CommandLine:
         for item in values:
             if isinstance(item, str) and item not in options:
                 return unknown(item, options)
+        if override.is_add() and override.package is None and group in self._placed_groups():
+            return "the group has its place already: leave the + out"
         return self._stray_sweep(override)
+
+    def _placed_groups(self) -> list[str]:
+        return default_groups(self.path.primary) if self.path.primary.is_file() else []
 
     def _stray_sweep(self, override: Override) -> str | None:
         if override.is_sweep_override() and not self.multirun:
@@ -163,12 +189,12 @@ class CommandLine:
             return list(loader.get_group_options(group))
 
     def _look_at_keys(self, overrides: Sequence[Override]) -> None:
-        keys = [] if GLOBAL_CHOICE in self._obscure else known_keys(self._kept, self.folders)
+        keys = [] if GLOBAL_CHOICE in self._obscure else known_keys(self._kept, self.path)
         added = tuple(name_of(item) for item in overrides if item.is_add() or item.is_force_add())
         below = (*(f"{name}." for name in added), "hydra.sweeper.params.")
         for override in overrides:
             name, text = name_of(override), str(override.input_line)
-            problem = self._stray_sweep(override)
+            problem = self._stray_sweep(override) or self._choice_without_options(override)
             if problem is None and keys and name not in (*keys, *added):
                 hidden = name.partition(".")[0] in self._obscure or name.startswith(below)
                 problem = None if hidden else self._unknown_key(name, keys)
@@ -178,8 +204,17 @@ class CommandLine:
                 self.problems.append(f"{text}: {problem}")
                 self._left_out.append(override)
 
+    def _choice_without_options(self, override: Override) -> str | None:
+        """A saved run is one file: it has a group's keys, and none of its options."""
+        group, saved = name_of(override), self.path.primary
+        if override.is_delete() or saved.is_relative_to(CONF) or not (CONF / group).is_dir():
+            return None
+        if not all(isinstance(item, str) for item in chosen(override)):
+            return None
+        return f"{saved} has no options to choose from; set its keys: {group}.<key>=..."
+
     def _unknown_key(self, name: str, keys: Sequence[str]) -> str:
-        if elsewhere := options_with(name, self.folders):
+        if elsewhere := options_with(name, self.path.folders):
             return f"unknown name; it belongs to {' or '.join(elsewhere)}"
         visible = [key for key in keys if not key.startswith("hydra") or name.startswith("hydra")]
         return unknown(name, [*visible, *self._groups])
@@ -213,38 +248,10 @@ def for_one_job(override: Override) -> str:
     return f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
 
 
-def known_keys(choices: Sequence[str], folders: Sequence[Path]) -> list[str]:
+def known_keys(choices: Sequence[str], path: SearchPath) -> list[str]:
     """Keys of the configuration with these group choices; none if the groups don't compose."""
     try:
-        keys = key_paths(compose_node(choices, folders))
+        keys = key_paths(compose_node(choices, path))
     except (HydraException, ValueError):
         return []
     return [*keys, *key_paths(HydraConfig.instance().cfg)]
-
-
-def unknown(name: str, names: Sequence[str]) -> str:
-    """`unknown name; did you mean 'trainer.optimizer.lr'?`; without a match, what is there.
-
-    The same last part elsewhere comes first, then the names beside it, then any that look alike.
-    """
-    unique = list(dict.fromkeys(names))
-    parent, _, leaf = name.rpartition(".")
-    same_leaf = [item for item in unique if item.rpartition(".")[2] == leaf and "." in item]
-    if same_leaf:
-        return f"unknown name; did you mean {closest(name, same_leaf)!r}?"
-    beside = [item for item in unique if item.rpartition(".")[0] == parent]
-    within = [item for item in beside if leaf in item.rpartition(".")[2]]
-    hint = f"; did you mean {within[0]!r}?" if len(within) == 1 else nearest(name, beside)
-    if not hint and parent not in unique:  # else its section is right, so others would mislead
-        hint = nearest(name, unique)
-    return "unknown name" + (hint or f"; valid: {', '.join(beside or unique)}")
-
-
-def closest(name: str, names: Sequence[str]) -> str:
-    """The one that shares the longest start with `name`, then the shortest."""
-
-    def shared(item: str) -> int:
-        pairs = zip(item, name, strict=False)
-        return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(item), len(name)))
-
-    return min(names, key=lambda item: (-shared(item), len(item)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -142,6 +142,37 @@ def nearest(name: Any, names: Iterable[str]) -> str:
 def nearest_name(name: Any, names: Iterable[str]) -> str | None:
     matches = difflib.get_close_matches(str(name), [str(item) for item in names], n=1)
     return matches[0] if matches else None
+
+
+def unknown(name: str, names: Sequence[str]) -> str:
+    """`unknown name; did you mean 'trainer.optimizer.lr'?`; without a match, what is there.
+
+    The same last part elsewhere comes first, then the names beside it, then any that look alike.
+    """
+    unique = list(dict.fromkeys(names))
+    parent, _, leaf = name.rpartition(".")
+    same_leaf = [item for item in unique if item.rpartition(".")[2] == leaf and "." in item]
+    if same_leaf:
+        return f"unknown name; did you mean {closest(name, same_leaf)!r}?"
+    beside = [item for item in unique if item.rpartition(".")[0] == parent]
+    within = [item for item in beside if leaf in item.rpartition(".")[2]]
+    hint = f"; did you mean {within[0]!r}?" if len(within) == 1 else nearest(name, beside)
+    if not hint and parent not in unique:  # else its section is right, so others would mislead
+        hint = nearest(name, unique)
+    if not hint and parent in unique and not beside:
+        return f"unknown name; {parent} holds no keys"
+    sections = [item for item in unique if "." not in item]
+    return "unknown name" + (hint or f"; valid: {', '.join(beside or sections)}")
+
+
+def closest(name: str, names: Sequence[str]) -> str:
+    """The one that shares the longest start with `name`, then the shortest."""
+
+    def shared(item: str) -> int:
+        pairs = zip(item, name, strict=False)
+        return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(item), len(name)))
+
+    return min(names, key=lambda item: (-shared(item), len(item)))
 
 
 def join(*parts: str | int) -> str:

@@ -20,7 +20,7 @@ ROWS = [
     "run",
     "builder rerun",
     "starter preparing",
-    "plan checks contracts",
+    "plan checks contracts search_path",
     "loops",
     "rollout weight_sync checkpoint",
     "engines trainers",

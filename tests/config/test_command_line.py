@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from rlpost.composition import compose_node
+from rlpost.config import load
+from rlpost.rerun import write_rerun
+
 REPOSITORY = Path(__file__).parent.parent.parent
 LAUNCH = REPOSITORY / "launch.py"
 # The line, and what each of its faults is answered with.
@@ -57,6 +61,21 @@ WRONG = [
     ("-m hydra/sweeper=optunaa algorithm=grpp,dapo", ["mean 'optuna'?", "mean 'grpo'?"]),
     ("+sweep=lr seed=1,2", ["sweep=lr: unknown name; valid: lr_algorithm, optuna_lr"]),
     ("hydra.job.chdirr=true", ["mean 'hydra.job.chdir'?"]),
+    ("+debug=fast seed=-1", ["+debug=fast: the group has its place already", "seed: got -1"]),
+    ("trainer.optimizer.lr.x=1", ["unknown name; trainer.optimizer.lr holds no keys\n"]),
+    ("--config-dir nowhere seed=-1", ["--config-dir nowhere: there is no such folder", "got -1"]),
+    ("hydra.searchpath=[nowhere] algorithm=x", ["hydra.searchpath: nowhere: there is", "x: unkn"]),
+    ("hydra.searchpath=nowhere", ["a list belongs here: hydra.searchpath=[nowhere]"]),
+    ("-cn conf", ["-cn conf: ", "has no conf.yaml; it has: config\n"]),
+]
+OWN_FOLDER = ("hydra.searchpath=[{own}]", "hydra.searchpath=[file://{own}]", "--config-dir {own}")
+# Beside `-cp <run folder> -cn rerun`.
+WRONG_BESIDE_A_SAVED_RUN = [
+    ("sed=2 trainer.optimizer.lrr=1", ["mean 'seed'?", "mean 'trainer.optimizer.lr'?"]),
+    ("group_sise=4 seed=-1", ["mean 'group_size'?", "seed: got -1; allowed: integer >= 0"]),
+    ("algorithm=rloo seed=-1", ["rerun.yaml has no options to choose from", "algorithm.<key>"]),
+    ("seed", ["write seed=<value>"]),
+    ("-cn again", ["-cn again: ", "has no again.yaml; it has: rerun"]),
 ]
 COMPLETED = {
     "python launch.py +recipe=gr": "+recipe=grpo_chain",
@@ -100,9 +119,20 @@ def test_every_fault_of_a_line_is_answered(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    err = refused(line, tmp_path, monkeypatch, capsys)
+    assert [answer for answer in answers if answer not in err] == [], err
+
+
+def refused(
+    line: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> str:
+    """What launch.py says of `line` in `folder` before it exits with 2."""
     arguments = [*shlex.split(line), "plan=true"]  # should a fault pass, nothing starts
     GlobalHydra.instance().clear()
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["launch.py", *arguments])
     monkeypatch.setattr("hydra.core.utils.configure_log", lambda *_: None)
     with pytest.raises(SystemExit) as exit_:
@@ -110,7 +140,42 @@ def test_every_fault_of_a_line_is_answered(
     err = capsys.readouterr().err
     assert exit_.value.code == 2, err
     assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("way", OWN_FOLDER)
+def test_options_of_ones_own_are_known_beside_a_fault(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own"
+    (own / "algorithm").mkdir(parents=True)
+    (own / "algorithm" / "mine.yaml").write_text("defaults: [grpo]\n")
+    line = f"{way.format(own=own)} algorithm=mine sed=2 group_size=0"
+    err = refused(line, tmp_path, monkeypatch, capsys)
+    assert "2 configuration problems" in err and "algorithm" not in err, err
+    assert "mean 'seed'?" in err and "group_size: got 0" in err
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a saved run."""
+    folder = tmp_path_factory.mktemp("saved")
+    write_rerun(load(compose_node(["+recipe=grpo_chain"])).plain(), folder)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "answers"), WRONG_BESIDE_A_SAVED_RUN)
+def test_every_fault_beside_a_saved_run_is_answered(
+    line: str,
+    answers: list[str],
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    err = refused(f"-cp {saved} -cn rerun {line}", tmp_path, monkeypatch, capsys)
     assert [answer for answer in answers if answer not in err] == [], err
+    assert "algorithm: got" not in err
 
 
 @pytest.mark.parametrize("line", [WRONG[1][0], WRONG[7][0], WRONG[30][0]])
