@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rlpost.composition import CONF
 from rlpost.contracts.algorithms import algorithm_findings
 from rlpost.contracts.classifiers import classifier_findings
 from rlpost.contracts.report import Finding
-from rlpost.contracts.rewards import made_up_prompt, reward_findings, step_findings
+from rlpost.contracts.rewards import TEXTS, made_up_prompt, reward_findings, step_findings
 from rlpost.contracts.sources import source_findings
 from rlpost.contracts.subject import Subject, values_in_file
 
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints a line for each point. 0 all kept, 1 not all, 2 the question was wrong."""
     try:
         values = given_values(arguments)
-        prompt = made_up_prompt(tree(arguments.prompt))
-    except (ValueError, TypeError, OSError) as error:
+        prompt = made_up_prompt(tree(arguments.prompt, texts=TEXTS))
+    except (ValueError, OSError) as error:
         print(f"check: {error}")
         return 2
     found = []
@@ -111,19 +111,22 @@ def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**base, **tree(arguments.config)}
 
 
-def tree(pairs: Sequence[str]) -> dict[str, Any]:
-    """["a.b=1"] -> {"a": {"b": 1}}. Raises ValueError."""
+def tree(pairs: Sequence[str], texts: Collection[str] = ()) -> dict[str, Any]:
+    """["a.b=1"] -> {"a": {"b": 1}}; keys in `texts` are strings as written. Raises ValueError."""
     made: dict[str, Any] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
-            raise ValueError(f"{pair!r} is not of the form key=value")
+            raise ValueError(f"{pair!r} is not of the form key=value, such as answer=42")
         *parents, last = key.split(".")
         node = made
         for parent in parents:
             node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{pair!r}: {parent} ({node!r}) holds no keys")
         try:
-            node[last] = yaml.safe_load(value)
+            parsed = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ValueError(f"{pair!r}: {error}") from error
+        node[last] = value if key in texts and not isinstance(parsed, str) else parsed
     return made

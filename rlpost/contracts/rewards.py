@@ -21,13 +21,27 @@ from rlpost.contracts.report import (
 from rlpost.rewards.base import RewardInputs, StepInputs
 from rlpost.types import Prompt
 from rlpost.validation import Section
+from rlpost.wording import nearest
 
 RESPONSES = ("", "\n\n", "10", "7+5=12\n12-2=10\n10", "well, 11", "((((", r"\boxed{", "²", "nan")
 STEPS = ((), ("7+5=12\n", "12-2=10\n", "10"), ("7+5=11\n", "nothing"), ("",))
+TEXTS = ("prompt_id", "text", "answer", "completion")
+GIVEN = (*TEXTS, "metadata")  # what may be given of a prompt
 
 
 def made_up_prompt(changes: Mapping[str, Any]) -> Prompt:
-    """A sum whose answer is 10, with what reasoning-gym's own scorers look at."""
+    """A sum whose answer is 10, with what reasoning-gym's own scorers look at.
+
+    Raises ValueError for `changes` that are no fields of a prompt.
+    """
+    for name, value in changes.items():
+        if name not in GIVEN:
+            raise ValueError(
+                f"a prompt has no field {name!r}{nearest(name, GIVEN)}; fields: {', '.join(GIVEN)}"
+            )
+        wanted, what = (str, "text") if name in TEXTS else (Mapping, "keys: metadata.<key>=...")
+        if not isinstance(value, wanted):
+            raise ValueError(f"field {name!r} of a prompt holds {what}, not {value!r}")
     expression = {"expression": "7 + 5 - 2", "source_dataset": "chain_sum"}
     entry = {"question": "7 + 5 - 2 = ?", "answer": "10", "metadata": expression}
     metadata = {"task": "chain_sum", "entry": entry, **changes.get("metadata", {})}

@@ -96,6 +96,22 @@ def test_a_reward_is_asked_about_the_prompt_that_is_given(capsys):
     path = "rlpost.rewards.exact_match.ExactMatch"
     assert main(["check", path, "--prompt", "answer=''"]) == 1
     assert "DataError" in capsys.readouterr().out
+    assert main(["check", path, "--prompt", "answer=42", "metadata.level=3"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("anwser=2", "a prompt has no field 'anwser'; did you mean 'answer'?"),
+        ("{answer: 3}", "'{answer: 3}' is not of the form key=value, such as answer=42"),
+        ("metadata=4", "field 'metadata' of a prompt holds keys: metadata.<key>=..., not 4"),
+        ("answer.x=4", "field 'answer' of a prompt holds text, not {'x': 4}"),
+    ],
+)
+def test_a_wrong_field_of_the_prompt_is_said_with_exit_code_2(field, said, capsys):
+    path = "rlpost.rewards.exact_match.ExactMatch"
+    assert main(["check", path, "--prompt", field]) == 2
+    assert capsys.readouterr().out.startswith(f"check: {said}")
 
 
 def test_wrong_usage_is_said_with_exit_code_2(capsys):
