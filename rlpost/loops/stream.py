@@ -163,7 +163,7 @@ class RolloutStream:
 
     async def _follow(self, key: str) -> None:
         group = await self.source.finish(key)
-        del self._started_at[key]
+        del self._started_at[group.prompt_key]
         if reason := self.source.settle(group):
             self._dropped.append((group, reason))
             self._check_budget()

@@ -27,6 +27,15 @@ class Pending:
     teacher: str = ""
     teacher_prompt_ids: list[int] | None = None  # None: the teacher reads prompt_ids
 
+    @property
+    def key(self) -> str:
+        """What it is finished by. A prompt may be evaluated while it is in flight for training."""
+        return pending_key(self.record, self.prompt)
+
+
+def pending_key(record: Record, prompt: Prompt) -> str:
+    return f"{record}:{prompt.key}"
+
 
 @dataclass(frozen=True)
 class Opener:

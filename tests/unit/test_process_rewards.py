@@ -1,13 +1,14 @@
 """Process rewards in the rollout worker: columns, eval, rewards from steps, engines that fail."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_engine import EOS, FakeEngine, FakeStore, FakeTokenizer, FakeWorker
-from fake_rewards import pool_config, section
+from fake_engine import EOS, FakeEngine, FakeTokenizer, FakeWorker
+from fake_rewards import pool_config
+from rollout_rig import SINGLE_TURN, groups, rewards
 
-from rlpost.cluster import store
 from rlpost.errors import EngineError, WorkerDiedError
 from rlpost.prm.chain_steps import ChainSteps, ChainStepsConfig
 from rlpost.prm.credit import CreditConfig
@@ -15,24 +16,10 @@ from rlpost.prm.limits import LimitsConfig
 from rlpost.prm.model import ModelPrm, ModelPrmConfig
 from rlpost.prm.steps import StepsConfig
 from rlpost.prm.verifier import VerifierPrm, VerifierPrmConfig
-from rlpost.rewards.reward_set import PartConfig, RewardSet, RewardSetConfig
-from rlpost.rollout import worker as worker_module
 from rlpost.rollout.classifiers import ClassifierPool
-from rlpost.rollout.single_turn import SingleTurn, SingleTurnConfig
-from rlpost.rollout.worker import RolloutWorker
 from rlpost.types import Prompt, Sampling
 from rlpost.validation import Section
 
-ROLLOUT = SingleTurnConfig(
-    temperature=1.0,
-    top_p=1.0,
-    max_prompt_tokens=8,
-    max_response_tokens=32,
-    generate_deadline_s=10.0,
-    attempt_deadline_s=1.0,
-    max_attempts=2,
-    max_consecutive_failures=2,
-)
 PER_STEP = CreditConfig("step_normalized", 1.0, None, None, None, None)
 INSIDE = CreditConfig("aggregate", None, None, None, "mean", 0.5)
 LIMITS = LimitsConfig(1.0, 2, 100, 1.0, 100)
@@ -45,36 +32,19 @@ def answer(*lines):
     return ([*map(ord, "\n".join(lines)), EOS], "stop")
 
 
-@pytest.fixture(autouse=True)
-def objects(monkeypatch):
-    fake = FakeStore()
-    monkeypatch.setattr(store, "put", fake.put)
-    monkeypatch.setattr(store, "fetch", fake.fetch)
-    return fake
-
-
 @pytest.fixture
-def make(monkeypatch, tmp_path):
+def make(make_worker):
     async def build(prm, answers, prm_engines=()):
-        monkeypatch.setattr(worker_module, "load_tokenizer", lambda path: Tokenizer())
         given = iter(answers)
-        engine = FakeWorker(FakeEngine(lambda request: next(given)))
-        parts = {"main": PartConfig(1.0, section("length"))}
-        reward = RewardSetConfig(parts, "main", pool_config(timeout_s=5.0))
-        made = RolloutWorker(
-            Section("rollout", SingleTurn, ROLLOUT),
-            model_path="",
-            engines=[engine],
-            reward=Section("reward", RewardSet, reward),
-            group_size=2,
-            seed=7,
-            run_dir=tmp_path,
+        return await make_worker(
+            [FakeEngine(lambda request: next(given))],
+            config=replace(SINGLE_TURN, max_response_tokens=32),
+            tokenizer=Tokenizer(),
+            reward=rewards(main="length"),
             prm=prm,
             prm_engines=prm_engines,
             prm_model_path="prm" if prm_engines else None,
         )
-        await made.start()
-        return made
 
     return build
 
@@ -95,8 +65,7 @@ def verifier(credit=PER_STEP):
 
 async def test_a_group_carries_the_scores_of_its_steps(make, objects):
     worker = await make(verifier(), [answer("7+5=12", "12-2=10", "10"), answer("7+5=1", "")])
-    await worker.begin([PROMPT])
-    group = await worker.finish(PROMPT.key)
+    (group,) = await groups(worker, [PROMPT])
     await worker.close()
     assert group.step_rewards[0] == (1.0, 1.0, 1.0)
     assert group.step_rewards[1] == pytest.approx((0.0, math.nan), nan_ok=True)
@@ -110,8 +79,7 @@ async def test_a_group_carries_the_scores_of_its_steps(make, objects):
 
 async def test_an_aggregate_is_part_of_the_reward_the_group_carries(make):
     worker = await make(verifier(INSIDE), [answer("7+5=12", "9"), answer("")])
-    await worker.begin([PROMPT])
-    group = await worker.finish(PROMPT.key)
+    (group,) = await groups(worker, [PROMPT])
     await worker.close()
     assert group.rewards[0] == 0.5 * len("7+5=12\n9") + 0.5 * 0.5
     assert math.isnan(group.rewards[1]), "no step could be judged: missing, not the outcome alone"
@@ -120,8 +88,7 @@ async def test_an_aggregate_is_part_of_the_reward_the_group_carries(make):
 async def test_an_evaluation_is_not_scored_by_steps(make, objects):
     worker = await make(verifier(INSIDE), [answer("7+5=12", "9")])
     greedy = Sampling(0.0, 1.0, 32)
-    await worker.begin([PROMPT], group_size=1, sampling=greedy, record="eval")
-    group = await worker.finish(PROMPT.key)
+    (group,) = await groups(worker, [PROMPT], group_size=1, sampling=greedy, record="eval")
     await worker.close()
     assert group.step_rewards == () and group.rewards == (len("7+5=12\n9"),)
     assert "step_index" not in objects.fetch(group.block).tokens
@@ -149,8 +116,7 @@ def model_prm():
 async def test_a_model_is_asked_once_per_response_and_read_at_step_ends(make):
     engine = FakeClassifier()
     worker = await make(model_prm(), [answer("1", "2")] * 2, [FakeWorker(engine)])
-    await worker.begin([PROMPT])
-    group = await worker.finish(PROMPT.key)
+    (group,) = await groups(worker, [PROMPT])
     await worker.close()
     assert [len(ids) for ids in engine.asked] == [len(PROMPT.text) + 4] * 2
     # The steps end at positions 7 and 9.
