@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlpost.cluster.workers import Worker
-from rlpost.errors import EngineError, WorkerDiedError
-from rlpost.rollout.engine_pool import RETRIED, none_alive
+from rlpost.errors import EngineError
+from rlpost.rollout.replicas import RETRIED, Replica, Replicas
 from rlpost.types import Array
 
 
-@dataclass(eq=False)
-class Replica:
-    """One engine; `load` counts the tokens it was given and has not answered."""
-
-    worker: Worker
-    place: int
-    load: int = 0
-    death: str = ""  # how its process died; an engine with a death is given no more work
-
-
 class ClassifierPool:
-    """Fewest outstanding tokens first, ties by rank. An engine whose process died is fenced."""
+    """Responses go to the replica with the least to do; one whose process died gets no more."""
 
     def __init__(self, engines: Sequence[Worker], *, deadline_s: float, max_attempts: int) -> None:
-        self._replicas = [Replica(worker, place) for place, worker in enumerate(engines)]
+        self._replicas = Replicas(engines)
         self._deadline_s = deadline_s
         self._max_attempts = max_attempts
 
@@ -37,13 +26,12 @@ class ClassifierPool:
         """
         tried: set[int] = set()
         for attempt in itertools.count(1):
-            replica = self._pick(tried)
+            replica = self._replicas.pick(tried)
             try:
                 return await self._ask(replica, token_ids)
             except RETRIED as error:
                 tried.add(replica.place)
-                if isinstance(error, WorkerDiedError):
-                    replica.death = str(error)
+                replica.fence_if_dead(error)
                 if attempt == self._max_attempts:
                     raise EngineError(
                         f"{attempt} attempts failed; the last one: {error}"
@@ -61,10 +49,3 @@ class ClassifierPool:
         if len(outputs) != len(token_ids):
             raise EngineError(f"{len(outputs)} outputs came for {len(token_ids)} tokens")
         return outputs
-
-    def _pick(self, tried: set[int]) -> Replica:
-        usable = [replica for replica in self._replicas if not replica.death]
-        if not usable:
-            raise none_alive([replica.death for replica in self._replicas])
-        fresh = [replica for replica in usable if replica.place not in tried]
-        return min(fresh or usable, key=lambda replica: (replica.load, replica.place))

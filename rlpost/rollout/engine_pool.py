@@ -8,23 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlpost.cluster.workers import Worker
-from rlpost.errors import DeadlineError, EngineError, WorkerDiedError
+from rlpost.errors import EngineError
 from rlpost.rollout.base import Attempts
+from rlpost.rollout.replicas import RETRIED, Replica, Replicas
 from rlpost.types import GenerateRequest, Generation
 
-# What another engine may do better.
-RETRIED = (EngineError, DeadlineError, WorkerDiedError)
 DISCARD_DEADLINE_S = 10.0  # a wedged engine must not hold up the retry elsewhere
-
-
-@dataclass(eq=False)
-class Replica:
-    """One engine: `load` counts the tokens it may still have to hold."""
-
-    worker: Worker
-    place: int
-    load: int = 0
-    death: str = ""  # how its process died; an engine with a death is given no more work
 
 
 @dataclass(eq=False)
@@ -53,20 +42,17 @@ class Ticket:
 
 
 class EnginePool:
-    """Fewest outstanding tokens first, ties by rank: the same calls give the same placement.
-
-    An engine whose process died is fenced: it is given no more work.
-    """
+    """Groups go to the replica with the least to do; one whose process died gets no more."""
 
     def __init__(self, engines: Sequence[Worker], attempts: Attempts) -> None:
         self._attempts = attempts
-        self._replicas = [Replica(worker, place) for place, worker in enumerate(engines)]
+        self._replicas = Replicas(engines)
 
     async def submit(self, tickets: Sequence[Ticket]) -> None:
         """One call per engine with all its requests. A failure waits in the ticket."""
         shares: dict[int, list[Ticket]] = {}
         for ticket in tickets:
-            ticket.replica = self._pick(ticket)
+            ticket.replica = self._replicas.pick(ticket.tried)
             ticket.replica.load += ticket.cost_tokens
             shares.setdefault(ticket.replica.place, []).append(ticket)
         await asyncio.gather(*(self._send(share) for share in shares.values()))
@@ -115,23 +101,10 @@ class EnginePool:
         """Leaves the engine without this group's work, as far as it still answers."""
         replica = placed(ticket)
         ticket.tried.add(replica.place)
-        if isinstance(error, WorkerDiedError):
-            replica.death = str(error)
+        if replica.fence_if_dead(error):
             return
         names = [request.request_id for request in ticket.sent()]
         await asyncio.gather(*(discard(replica.worker, name) for name in names))
-
-    def _pick(self, ticket: Ticket) -> Replica:
-        usable = [replica for replica in self._replicas if not replica.death]
-        if not usable:
-            raise none_alive([replica.death for replica in self._replicas])
-        fresh = [replica for replica in usable if replica.place not in ticket.tried]
-        return min(fresh or usable, key=lambda replica: (replica.load, replica.place))
-
-
-def none_alive(deaths: Sequence[str]) -> WorkerDiedError:
-    """Not a failed request, which a budget would bear for a while: nothing can be answered."""
-    return WorkerDiedError(f"none of {len(deaths)} engines is alive: {'; '.join(deaths)}")
 
 
 async def discard(worker: Worker, request_id: str) -> None:
