@@ -36,7 +36,7 @@ def take_part(config: RunConfig, *, plan: RunPlan, run_dir: Path, compared: bool
         if not cluster.leads:
             cluster.lend()
             return None
-        plan.print()
+        plan.announce(run_dir, in_sweep=compared)
         try:
             with cluster.leading():
                 return run(

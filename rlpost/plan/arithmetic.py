@@ -24,12 +24,12 @@ class Split:
     of_optimizer_step: int | None  # None: the role is not trained
 
 
-def prompts_per_epoch(config: RunConfig) -> int:
-    """Opens the data set, so that a wrong path or task is found before anything starts."""
+def data_set(config: RunConfig) -> tuple[str, int]:
+    """Name and prompts. Opens it, so that a wrong path or task is found before anything starts."""
     try:
         source = build(config.data, seed=config.seed)
         check_routes(config, source)
-        return len(source)
+        return str(source.name), len(source)
     except DataError as error:
         raise ConfigError([f"data: {error}"]) from error
 

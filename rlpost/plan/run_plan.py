@@ -23,8 +23,10 @@ from rlpost.plan.machine import Machine, this_machine
 from rlpost.plan.memory import MemoryPlan, Shapes, colocated, memory_plan
 from rlpost.plan.placement import Bundle, bundles, groups, placements
 from rlpost.plan.printing import sections
+from rlpost.plan.short import short_lines
 from rlpost.plan.sizes import shapes
 
+TEXT = "plan.txt"
 UNLIMITED = 1e9
 
 
@@ -36,6 +38,8 @@ class RunPlan:
     64 samples per optimizer step, 32 of them on each rank.
     """
 
+    algorithm: str
+    data: str
     num_prompts: int  # per epoch
     prompts_per_step: int
     group_size: int
@@ -71,11 +75,13 @@ class RunPlan:
     @classmethod
     def of(cls, config: RunConfig) -> RunPlan:
         """Reads the data set for its size. Raises ConfigError if it holds less than one batch."""
-        num_prompts = arithmetic.prompts_per_epoch(config)
+        data, num_prompts = arithmetic.data_set(config)
         prompts_per_step = config.train_batch_size // config.group_size
         num_steps = arithmetic.num_steps(config, num_prompts, prompts_per_step)
         steps_per_epoch = max(1, num_prompts // prompts_per_step)
         return cls(
+            algorithm=config.algorithm.target.__name__,
+            data=data,
             num_prompts=num_prompts,
             prompts_per_step=prompts_per_step,
             group_size=config.group_size,
@@ -109,9 +115,18 @@ class RunPlan:
             leave_nothing(run_dir)
         self.check()
 
+    def announce(self, run_dir: Path, *, in_sweep: bool) -> None:
+        """Says in a few lines what begins; of a sweep's job only what might go wrong."""
+        lines = list(short_lines(self, run_dir / TEXT))
+        if in_sweep:
+            lines = [f"warning: {line}" for line in self.warnings]
+        console = Console(soft_wrap=True, highlight=False)
+        for line in lines:
+            console.print(line.replace(f"{Path.cwd()}/", ""), markup=False)
+
     def write(self, folder: Path) -> list[Path]:
         """For people and for programs."""
-        text, data = folder / "plan.txt", folder / "plan.json"
+        text, data = folder / TEXT, folder / "plan.json"
         with text.open("w") as file:
             self.print(Console(file=file, width=100))
         data.write_text(json.dumps(self.plain(), indent=1))

@@ -168,6 +168,41 @@ def test_a_plan_is_written_for_people_and_for_programs(monkeypatch: Any, tmp_pat
     assert values["memory"]["workers"]["critic"][0]["parts"]["optimizer"] > 0
 
 
+def test_a_run_says_its_plan_in_few_lines_and_a_sweeps_job_only_its_warnings(
+    monkeypatch: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tight = Machine(32 * GIB, 1 * GIB, None, 1000 * GIB)
+    plan = planned(monkeypatch, "+recipe=grpo_prm_distill", machine=tight)
+    plan.announce(tmp_path, in_sweep=False)
+    *lines, warning = capsys.readouterr().out.splitlines()
+    for line, said in zip(
+        lines,
+        (
+            "trains      actor (1.13 M parameters) by Grpo on chain_sum",
+            "batch       32 prompts x 4 = 128 samples, 1 optimizer step of 128, 64 on each of 2",
+            "steps       24, an epoch has 250; staleness: 0 versions",
+            "workers     actor x 2 on CPU, teacher.default on CPU, engine on CPU, rollout on CPU",
+            "takes       ~",
+            f"whole plan  {tmp_path}/plan.txt",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(said)
+    assert warning.startswith("warning: about ")
+    plan.announce(tmp_path, in_sweep=True)
+    assert capsys.readouterr().out.splitlines() == [warning]
+
+
+def test_few_lines_count_gpus_and_nodes(
+    monkeypatch: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ["trainer.data_parallel_size=2", "cluster=slurm", "cluster.num_nodes=2"]
+    plan = planned(monkeypatch, *ON_GPUS, *ranks, "cluster.num_gpus_per_node=2")
+    plan.announce(tmp_path, in_sweep=False)
+    said = "workers     actor x 2 on 2 GPUs, rollout on CPU, engine on 1 GPU; on 2 nodes\n"
+    assert said in capsys.readouterr().out
+
+
 def test_half_a_run_has_half_a_plan(monkeypatch: Any, tmp_path: Path) -> None:
     half = planned(monkeypatch, "+recipe=grpo_prm_distill", "debug=rollout_only")
     assert {bundle.role for bundle in half.bundles} == {"engine", "rollout"}

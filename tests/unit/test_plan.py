@@ -52,6 +52,7 @@ class ToyConfig:
 
 class Toy:
     Config = ToyConfig
+    name = "toy"
 
     num_nodes = 1
     pins: ClassVar[dict[str, list[int]]] = {}
