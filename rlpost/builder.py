@@ -16,9 +16,11 @@ from rlpost.data.disjoint import shared_prompts
 from rlpost.data.ledger import Ledger
 from rlpost.errors import StoppedError
 from rlpost.loops.driver import Driver
+from rlpost.loops.intake import Intake
 from rlpost.loops.memory_report import MemoryReport
 from rlpost.loops.passes import plan_passes
 from rlpost.loops.profiler import Profiler
+from rlpost.loops.records import Records
 from rlpost.loops.rollout_only import RolloutOnly
 from rlpost.loops.rollouts import Rollouts
 from rlpost.loops.schedule import Schedule
@@ -59,7 +61,7 @@ class Builder:
             raise StoppedError(f"asked to stop at step {driver.step}: {saved}")
 
     async def build_driver(self, prm_engines: list[Worker]) -> Driver:
-        config = self.config
+        config, schedule = self.config, self.schedule()
         engines = self.starter.spawn("engine") if "engine" in engine_roles(config) else []
         roles, _, worker, source = await gather(
             [
@@ -75,23 +77,36 @@ class Builder:
         if evaluator is not None:
             shared = await asyncio.to_thread(shared_prompts, source, evaluator.source)
             self.recorder.add({f"eval/{evaluator.source.name}/trained_on": float(len(shared))})
+        ledger = Ledger(source, num_epochs=None, num_prompts=None)
+        rollouts = Rollouts(
+            worker, group_size=config.group_size, deadline_s=rollout.generate_deadline_s
+        )
         return Driver(
-            schedule=self.schedule(),
+            schedule=schedule,
             trainers=self.trainers(roles),
             engines=engines,
-            rollouts=Rollouts(
-                worker, group_size=config.group_size, deadline_s=rollout.generate_deadline_s
+            rollouts=rollouts,
+            ledger=ledger,
+            intake=Intake(
+                ledger,
+                rollouts,
+                prompts_per_step=schedule.prompts_per_step,
+                scored=config.reward is not None,
+                drop_constant=algorithm.dynamic_sampling,
             ),
-            ledger=Ledger(source, num_epochs=None, num_prompts=None),
+            records=Records(
+                self.recorder,
+                ledger,
+                worker,
+                deadline_s=schedule.step_deadline_s,
+                memory=self.memory_report(engines, prm_engines, roles),
+            ),
             weight_sync=build(config.weight_sync) if config.weight_sync and whole else None,
             evaluator=evaluator,
             checkpointer=build(config.checkpoint, directory=self.run_dir / "checkpoints"),
             recorder=self.recorder,
             tracker_run_ids=self.tracker.run_ids(),
-            scored=config.reward is not None,
-            drop_constant=algorithm.dynamic_sampling,
             turns=self.turns(engines, roles),
-            memory=self.memory_report(engines, prm_engines, roles),
             stop=self.stop,
             profiler=self.profiler([*engines, *prm_engines], roles),
         )

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpost.cluster.signals import StopRequest
-from rlpost.loops import report
-from rlpost.loops.batches import Batch, drop_reason
-from rlpost.loops.draws import book, check_draw_budget, draw_prompts
-from rlpost.types import GroupHandle
 
 if TYPE_CHECKING:
     from rlpost.checkpoint import Checkpointer
     from rlpost.cluster.workers import Worker
     from rlpost.data.ledger import Ledger
+    from rlpost.loops.batches import Batch
     from rlpost.loops.evaluation import Evaluator
-    from rlpost.loops.memory_report import MemoryReport
+    from rlpost.loops.intake import Intake
     from rlpost.loops.profiler import Profiler
+    from rlpost.loops.records import Records
     from rlpost.loops.rollouts import Rollouts
     from rlpost.loops.schedule import Schedule
     from rlpost.loops.trainers import Trainers
@@ -38,15 +35,14 @@ class Driver:
     engines: list[Worker]
     rollouts: Rollouts
     ledger: Ledger
+    intake: Intake
+    records: Records
     weight_sync: WeightSync | None
     evaluator: Evaluator | None
     checkpointer: Checkpointer
     recorder: Recorder
     tracker_run_ids: dict[str, str]
-    scored: bool
-    drop_constant: bool
     turns: Turns | None = None  # where engines and trainers share devices
-    memory: MemoryReport | None = None  # not measured yet
     profiler: Profiler | None = None
     step: int = 0
     policy_version: int = 0
@@ -54,7 +50,6 @@ class Driver:
     last_checkpoint: Path | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     leaving: bool = False  # before the last step, as the stop request asks
-    _writing: asyncio.Task[None] | None = None
 
     async def _engines_turn(self) -> None:
         if self.turns is not None:
@@ -64,43 +59,14 @@ class Driver:
         if self.turns is not None:
             await self.turns.to_trainers()
 
-    # -- take a batch ------------------------------------------------------------------------
+    # -- a batch and its training -------------------------------------------------------------
 
     async def take_batch(self, step: int, *, max_draw_factor: float) -> Batch:
         """The batch of `step`: draws until it is full, replacing what can't be trained."""
         await self._engines_turn()
-        wanted = self.schedule.prompts_per_step
-        kept: list[GroupHandle] = []
-        dropped: list[tuple[GroupHandle, str]] = []
-        generate_s = 0.0
-        started = time.monotonic()
-        while len(kept) < wanted:
-            check_draw_budget(step, wanted, len(kept), dropped, max_draw_factor)
-            generate_s += await self._draw_round(wanted - len(kept), kept, dropped)
-        # Scoring runs beside generation; what counts is the time it adds after the last answer.
-        reward_s = max(0.0, time.monotonic() - started - generate_s)
-        return Batch.of(step, kept, dropped, generate_s=generate_s, reward_s=reward_s)
-
-    async def _draw_round(
-        self, count: int, kept: list[GroupHandle], dropped: list[tuple[GroupHandle, str]]
-    ) -> float:
-        """One round of `count` prompts; returns the seconds until the last answer was there."""
-        prompts = draw_prompts(self.ledger, count)
-        groups = await self.rollouts.generate(prompts, policy_version=self.policy_version)
-        for group in groups:
-            if reason := self.settle(group):
-                dropped.append((group, reason))
-            else:
-                kept.append(group)
-        return max(group.generate_s for group in groups)
-
-    def settle(self, group: GroupHandle) -> str:
-        """Books a finished group; returns why it is dropped, or "" when it can be trained."""
-        reason = drop_reason(group, scored=self.scored, drop_constant=self.drop_constant)
-        book(self.ledger, group, reason)
-        return reason
-
-    # -- passes and training -----------------------------------------------------------------
+        return await self.intake.batch(
+            step, policy_version=self.policy_version, max_draw_factor=max_draw_factor
+        )
 
     async def run_early_passes(self, batch: Batch) -> Batch:
         """What frozen roles can compute on the batch while the actor trains on the one before."""
@@ -139,8 +105,8 @@ class Driver:
     ) -> None:
         """Records the step, saves and evaluates if due. When asked to stop, saves and leaves."""
         self.record(batch, metrics, staleness=staleness)
-        await self.write_samples(batch)
-        await self._measure_memory()
+        await self.records.samples(batch)
+        await self.records.measure_memory()
         leaving = self.stop.came and self.step < self.schedule.num_steps
         await self.save_if_due(leaving=leaving)
         if not leaving:
@@ -148,6 +114,17 @@ class Driver:
         self.recorder.flush(self.step)
         await self.profile()
         self.leaving = leaving
+
+    def record(self, batch: Batch, metrics: dict[str, float], *, staleness: float) -> None:
+        """Everything of one finished step that is known without waiting."""
+        for group in batch.groups:
+            self.ledger.move(group.prompt_key, "trained")
+        self.records.rollouts(batch)
+        self.records.training(metrics, staleness=staleness, policy_version=self.policy_version)
+
+    async def wait_for_samples(self) -> None:
+        """The last thing of a run: what is still written beside the next step has no next one."""
+        await self.records.wait_for_samples()
 
     async def profile(self) -> None:
         """Between two steps: recording begins or ends, if it is due."""
@@ -212,58 +189,6 @@ class Driver:
         with self.recorder.span("eval"):
             self.recorder.add(await self.evaluator.run(self.rollouts, self.policy_version))
 
-    # -- records -----------------------------------------------------------------------------
-
-    def record(self, batch: Batch, metrics: dict[str, float], *, staleness: float) -> None:
-        """Everything of one finished step that is known without waiting."""
-        for group in batch.groups:
-            self.ledger.move(group.prompt_key, "trained")
-        self.record_rollouts(batch)
-        self.record_training(metrics, staleness=staleness)
-
-    def record_rollouts(self, batch: Batch) -> None:
-        self.ledger.check()
-        self.recorder.add(report.rollout_metrics(batch) | report.ledger_metrics(self.ledger))
-        self.recorder.add_time("generate", batch.generate_s)
-        self.recorder.add_time("reward", batch.reward_s)
-        generated = report.generated_tokens(batch)
-        self.recorder.add({"perf/generated_tokens": float(generated)})
-        self.recorder.rate("perf/generated_tokens_per_s", generated, "generate")
-
-    def record_training(self, metrics: dict[str, float], *, staleness: float) -> None:
-        trained = metrics.get("perf/trained_tokens", 0.0)
-        position = {
-            "policy/version": float(self.policy_version),
-            "policy/staleness/max": staleness,
-            "perf/trained_tokens": trained,
-        }
-        self.recorder.add(metrics | position)
-        self.recorder.rate("perf/trained_tokens_per_s", trained, "train")
-
-    async def write_samples(self, batch: Batch, reason: str = "trained") -> None:
-        """Writes the step's samples beside the next step's work; the one before has to be done."""
-        await self.wait_for_samples()
-        entries = [(group, reason) for group in batch.groups] + list(batch.dropped)
-        call = self.rollouts.worker.call(
-            "write_samples",
-            batch.step + 1,
-            entries,
-            tuple(block.ref for block in batch.blocks),
-            deadline_s=self.schedule.step_deadline_s,
-        )
-        self._writing = asyncio.ensure_future(call)
-
-    async def _measure_memory(self) -> None:
-        """Once, after the first step."""
-        if self.memory is not None:
-            self.recorder.add(await self.memory.measure())
-            self.memory = None
-
-    async def wait_for_samples(self) -> None:
-        if self._writing is not None:
-            await self._writing
-            self._writing = None
-
     # -- resume ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,8 +212,7 @@ class Driver:
 
     async def dispose(self) -> None:
         """Gives up pending work and lets engines and the reward pool end by themselves."""
-        if self._writing is not None:
-            self._writing.cancel()
+        await self.records.close()
         stops = [worker.call("shutdown", deadline_s=10.0) for worker in self.engines]
         stops.append(self.rollouts.worker.call("close", deadline_s=10.0))
         await asyncio.gather(*stops, return_exceptions=True)

@@ -80,6 +80,6 @@ class FullyAsyncLoop:
             ledger=driver.ledger,
             begin=lambda prompts, version: driver.rollouts.begin(prompts, policy_version=version),
             finish=driver.rollouts.finish,
-            settle=driver.settle,
+            settle=driver.intake.settle,
         )
         return RolloutStream(settings, source, driver.policy_version)

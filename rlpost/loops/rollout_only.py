@@ -16,8 +16,8 @@ class RolloutOnly:
         while not driver.finished:
             with driver.recorder.span("step"):
                 batch = await driver.take_batch(driver.step, max_draw_factor=self._max_draw_factor)
-            driver.record_rollouts(batch)
-            await driver.write_samples(batch, reason="admitted")
+            driver.records.rollouts(batch)
+            await driver.records.samples(batch, reason="admitted")
             driver.step += 1
             driver.recorder.flush(driver.step)
             await driver.profile()

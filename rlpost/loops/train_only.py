@@ -19,8 +19,10 @@ class TrainOnly:
                 batch, metrics = await driver.train(await driver.run_passes(batch))
                 await driver.publish_update()
             driver.recorder.add(report.rollout_metrics(batch))
-            driver.record_training(metrics, staleness=staleness)
-            await driver.write_samples(batch)
+            driver.records.training(
+                metrics, staleness=staleness, policy_version=driver.policy_version
+            )
+            await driver.records.samples(batch)
             driver.recorder.flush(driver.step)
             await driver.profile()
             driver.leaving = driver.stop.came and not driver.finished

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import nullcontext
 
 from rlpost.loops.driver import Driver
+from rlpost.loops.intake import Intake
+from rlpost.loops.records import Records
 from rlpost.loops.rollout_only import RolloutOnly
 from rlpost.loops.schedule import Schedule
 from rlpost.loops.train_only import TrainOnly
@@ -113,19 +115,20 @@ def run(loop):
         num_critic_only_steps=0,
         step_deadline_s=1.0,
     )
+    ledger, rollouts, recorder = Ledger(), Rollouts(), Recorder()
     driver = Driver(
         schedule=schedule,
         trainers=Trainers(),
         engines=[],
-        rollouts=Rollouts(),
-        ledger=Ledger(),
+        rollouts=rollouts,
+        ledger=ledger,
+        intake=Intake(ledger, rollouts, prompts_per_step=1, scored=True, drop_constant=False),
+        records=Records(recorder, ledger, rollouts.worker, deadline_s=1.0, memory=None),
         weight_sync=None,
         evaluator=None,
         checkpointer=None,
-        recorder=Recorder(),
+        recorder=recorder,
         tracker_run_ids={},
-        scored=True,
-        drop_constant=False,
     )
     asyncio.run(loop.run(driver))
     return driver

@@ -59,6 +59,12 @@ class Recorder:
         self.times[name] = seconds
 
 
+class Records:
+    async def samples(self, batch: Batch) -> None: ...
+
+    async def measure_memory(self) -> None: ...
+
+
 class Checkpointer:
     async def save(self, step: int, **given: Any) -> Path:
         self.given = given
@@ -107,13 +113,13 @@ def driver() -> Driver:
         engines=[],
         rollouts=None,
         ledger=Ledger(),
+        intake=None,
+        records=Records(),
         weight_sync=None,
         evaluator=None,
         checkpointer=Checkpointer(),
         recorder=recorder,
         tracker_run_ids={},
-        scored=True,
-        drop_constant=False,
     )
 
 
@@ -180,7 +186,6 @@ async def test_only_frozen_roles_start_early_and_no_pass_runs_twice(driver: Driv
 async def test_asked_to_stop_it_saves_after_the_step_at_hand_and_leaves(driver: Driver) -> None:
     done: list[str] = []
     driver.record = lambda *_, **__: done.append("record")
-    driver.write_samples = lambda *_: asyncio.sleep(0)
     driver.recorder.flush = lambda step: done.append(f"flush {step}")
     driver.checkpointer.due = lambda *_, **__: False
     batch, metrics = await step(driver)
