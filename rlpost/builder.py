@@ -71,7 +71,6 @@ class Builder:
                 asyncio.to_thread(build, config.data, seed=config.seed),
             ]
         )
-        rollout, algorithm = config.rollout.config, build(config.algorithm)
         whole = config.debug.only is None
         evaluator = self.evaluator(config.eval if whole else None)
         if evaluator is not None:
@@ -79,7 +78,9 @@ class Builder:
             self.recorder.add({f"eval/{evaluator.source.name}/trained_on": float(len(shared))})
         ledger = Ledger(source, num_epochs=None, num_prompts=None)
         rollouts = Rollouts(
-            worker, group_size=config.group_size, deadline_s=rollout.generate_deadline_s
+            worker,
+            group_size=config.group_size,
+            deadline_s=config.rollout.config.generate_deadline_s,
         )
         return Driver(
             schedule=schedule,
@@ -87,13 +88,7 @@ class Builder:
             engines=engines,
             rollouts=rollouts,
             ledger=ledger,
-            intake=Intake(
-                ledger,
-                rollouts,
-                prompts_per_step=schedule.prompts_per_step,
-                scored=config.reward is not None,
-                drop_constant=algorithm.dynamic_sampling,
-            ),
+            intake=self.intake(ledger, rollouts),
             records=Records(
                 self.recorder,
                 ledger,
@@ -109,6 +104,15 @@ class Builder:
             turns=self.turns(engines, roles),
             stop=self.stop,
             profiler=self.profiler([*engines, *prm_engines], roles),
+        )
+
+    def intake(self, ledger: Ledger, rollouts: Rollouts) -> Intake:
+        return Intake(
+            ledger,
+            rollouts,
+            prompts_per_step=self.plan.prompts_per_step,
+            scored=self.config.reward is not None,
+            drop_constant=build(self.config.algorithm).dynamic_sampling,
         )
 
     def profiler(self, engines: list[Worker], roles: Mapping[str, Role]) -> Profiler | None:
