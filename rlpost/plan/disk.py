@@ -1,11 +1,14 @@
-"""What checkpoints take of the disk."""
+"""What checkpoints take of the disk, and whether that is free."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlpost.config import RunConfig
+from rlpost.memory import size
 from rlpost.plan.arithmetic import trained_roles
+from rlpost.plan.machine import Machine
 from rlpost.plan.memory import Shapes, head_of
 from rlpost.roles import trainer_roles
 
@@ -52,3 +55,17 @@ def num_saves(num_steps: int, steps_per_epoch: int, interval: int) -> int:
     """At intervals, at epoch ends and at the last step: 10 steps, epochs of 4, interval 5 -> 4."""
     due = {num_steps} | set(range(steps_per_epoch, num_steps + 1, steps_per_epoch))
     return len(due | set(range(interval, num_steps + 1, interval) if interval else ()))
+
+
+def disk_problems(config: RunConfig, disk: DiskPlan | None, machine: Machine) -> Iterator[str]:
+    free = machine.free_disk_bytes
+    if disk is None or free is None or disk.peak_bytes <= free:
+        return
+    fitting = free // disk.checkpoint_bytes - 1
+    way = f"set checkpoint.keep_last={fitting}, " if fitting >= 1 else "free some space, "
+    yield (
+        f"checkpoint.keep_last ({config.checkpoint.config.keep_last}): checkpoints of "
+        f"{size(disk.checkpoint_bytes)} take up to {size(disk.peak_bytes)} while one more is "
+        f"written, but output_dir ({config.output_dir}) has {size(free)} free; {way}"
+        "or choose another output_dir"
+    )

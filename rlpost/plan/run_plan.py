@@ -14,15 +14,17 @@ from rlpost.cluster.nodes import Node
 from rlpost.config import RunConfig, build
 from rlpost.errors import ConfigError
 from rlpost.loops.passes import rounds
-from rlpost.plan import arithmetic, fits
+from rlpost.plan import arithmetic
 from rlpost.plan.arithmetic import Split
 from rlpost.plan.cuts import cut_problems
-from rlpost.plan.disk import DiskPlan, disk_plan
+from rlpost.plan.disk import DiskPlan, disk_plan, disk_problems
 from rlpost.plan.folder import leave_nothing
 from rlpost.plan.machine import Machine, this_machine
 from rlpost.plan.memory import MemoryPlan, Shapes, colocated, memory_plan
+from rlpost.plan.memory_fit import MemoryFit, kv_cache_problems, memory_warnings
 from rlpost.plan.placement import Bundle, bundles, groups, placements
 from rlpost.plan.printing import sections
+from rlpost.plan.resources import KINDS, resource_problems
 from rlpost.plan.short import short_lines
 from rlpost.plan.sizes import shapes
 
@@ -179,7 +181,7 @@ def room(config: RunConfig, num_steps: int, steps_per_epoch: int) -> dict[str, A
             *arithmetic.profile_problems(config, num_steps),
             *problems(config, cluster, nodes, known, memory, placed, compared, disk),
         ),
-        "warnings": tuple(fits.memory_warnings(config, memory, compared)),
+        "warnings": tuple(memory_warnings(config, memory, compared)),
     }
 
 
@@ -194,7 +196,7 @@ def nodes_of(cluster: Any) -> list[Node]:
     if expected:
         return expected
     capacity: Mapping[str, tuple[float, str]] = cluster.capacity()
-    have = {kind: capacity[kind][0] if capacity else UNLIMITED for kind in fits.KINDS}
+    have = {kind: capacity[kind][0] if capacity else UNLIMITED for kind in KINDS}
     return [Node(0, "this machine", have["num_cpus"], have["num_gpus"])]
 
 
@@ -222,8 +224,8 @@ def problems(
 
     return [
         *cut_problems(config, known),
-        *fits.resource_problems(config, cluster),
-        *fits.memory_problems(config, memory, placed, machine, replan),
-        *fits.kv_cache_problems(config, known, memory, machine.device_bytes),
-        *fits.disk_problems(config, disk, machine),
+        *resource_problems(config, cluster),
+        *MemoryFit(config, memory, placed, replan).problems(machine),
+        *kv_cache_problems(config, known, memory, machine.device_bytes),
+        *disk_problems(config, disk, machine),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -65,3 +65,16 @@ def changed(config: RunConfig, group: str, key: str, value: Any) -> Iterator[Var
     except ValueError:
         return
     yield f"{group}.{key}={value}", replace(config, **{group: made})
+
+
+def first_of_each_key(texts: Iterable[str]) -> list[str]:
+    """["a=4", "a=2", "b=1"] -> ["a=4", "b=1"]."""
+    found: dict[str, str] = {}
+    for text in texts:
+        found.setdefault(text.partition("=")[0], text)
+    return list(found.values())
+
+
+def either(ways: Iterable[str]) -> str:
+    """The first ways of each kind, joined; "" without any."""
+    return " or ".join(dict.fromkeys(ways))
