@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from rlpost.types import GroupHandle, Sampling
 from rlpost.validation import Section
@@ -26,7 +26,7 @@ class EvaluatorConfig:
     interval: NonNegativeInt
     before_training: bool
     temperature: NonNegativeFloat
-    top_p: PositiveFloat
+    top_p: Annotated[float, Field(gt=0, le=1)]
 
 
 class Evaluator:

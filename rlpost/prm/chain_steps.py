@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from rlpost.errors import DataError
 from rlpost.rewards.base import StepInputs
+from rlpost.types import Prompt
 
 STEP = re.compile(r"(-?\d+)([+-])(-?\d+)=(-?\d+)")
 
@@ -51,7 +51,7 @@ class ChainSteps:
 Operation = tuple[str, int]
 
 
-def operations(prompt: Any) -> tuple[int, *tuple[Operation, ...]]:
+def operations(prompt: Prompt) -> tuple[int, *tuple[Operation, ...]]:
     """ "5--3+1=" -> (5, ("-", -3), ("+", 1))."""
     text = re.sub(r"\s", "", prompt.text or "")
     match = re.fullmatch(r"(-?\d+)((?:[+-]-?\d+)*)=", text)

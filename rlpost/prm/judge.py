@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 
 from rlpost.errors import ConfigError, EngineError
 from rlpost.prm.base import Response, Services
 from rlpost.prm.credit import CreditConfig
 from rlpost.prm.limits import LimitsConfig, refuse_progress
 from rlpost.prm.steps import StepsConfig
-from rlpost.types import GenerateRequest, Sampling
+from rlpost.rewards.extract import Pattern, last_match, require_answer_pattern
+from rlpost.types import GenerateRequest, Prompt, Sampling
 from rlpost.validation import Section
 
 Rule = Literal["majority", "mean"]
@@ -32,7 +32,7 @@ class JudgePrmConfig:
     engine: Section | None
     template: str
     chat: bool
-    verdict_pattern: Annotated[str, Field(min_length=1)]
+    verdict_pattern: Pattern
     good_verdict: str
     bad_verdict: str
     num_votes: PositiveInt
@@ -55,7 +55,7 @@ class JudgePrmConfig:
         if self.good_verdict.casefold() == self.bad_verdict.casefold():
             raise ValueError(f"good_verdict and bad_verdict are both {self.good_verdict!r}")
         self._check_template()
-        self._check_pattern()
+        require_answer_pattern("verdict_pattern", self.verdict_pattern)
 
     def _check_template(self) -> None:
         try:
@@ -67,19 +67,6 @@ class JudgePrmConfig:
             ) from error
         if "{step}" not in self.template:
             raise ValueError(f"template ({self.template!r}) must hold {{step}}, what is judged")
-
-    def _check_pattern(self) -> None:
-        try:
-            groups = re.compile(self.verdict_pattern).groups
-        except re.error as error:
-            raise ValueError(
-                f"verdict_pattern ({self.verdict_pattern!r}) is no regular expression: {error}"
-            ) from error
-        if groups > 1:
-            raise ValueError(
-                f"verdict_pattern ({self.verdict_pattern!r}) has {groups} groups; mark the verdict "
-                "with one and write the others as (?:...)"
-            )
 
     def conflicts(self, run: Any) -> Iterator[str]:
         yield from refuse_progress(self.credit, "a judge")
@@ -178,7 +165,7 @@ class JudgePrm:
             )
 
 
-def prompt_text(prompt: Any) -> str:
+def prompt_text(prompt: Prompt) -> str:
     """The text, or the turns of a chat one under the other."""
     if prompt.messages is None:
         return prompt.text or ""
@@ -187,13 +174,11 @@ def prompt_text(prompt: Any) -> str:
 
 def vote_of(text: str, config: JudgePrmConfig) -> float:
     """1.0 good, 0.0 bad, NaN when the last match of the pattern is neither, or there is none."""
-    found = None
-    for found in re.finditer(config.verdict_pattern, text):  # noqa: B007
-        pass
-    if found is None:
+    verdict = last_match(config.verdict_pattern, text)
+    if verdict is None:
         return math.nan
     values = {config.good_verdict.casefold(): 1.0, config.bad_verdict.casefold(): 0.0}
-    return values.get(found.group(found.re.groups).strip().casefold(), math.nan)
+    return values.get(verdict.casefold(), math.nan)
 
 
 def settled(votes: Sequence[float], rule: Rule) -> float:

@@ -1,4 +1,4 @@
-"""Picking the answer out of a response."""
+"""Picking the part that counts out of a text: the answer of a response, a judge's verdict."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ def require_pattern(key: str, pattern: str) -> re.Pattern[str]:
 
 
 def require_answer_pattern(key: str, pattern: str) -> None:
-    """Also raises ValueError when several groups could be the answer."""
+    """Also raises ValueError when several groups could be what counts."""
     groups = require_pattern(key, pattern).groups
     if groups > 1:
         raise ValueError(
-            f"{key} ({pattern!r}) has {groups} groups; mark the answer with one group and "
+            f"{key} ({pattern!r}) has {groups} groups; mark what counts with one group and "
             "write the others as (?:...)"
         )
 
 
-def last_match(pattern: str, response: str) -> str | None:
-    """Group 1 (or the whole) of the pattern's last match, stripped; None without a match."""
+def last_match(pattern: str, text: str) -> str | None:
+    """Group 1 (or the whole) of the pattern's last match, stripped; None without a match, and where
+    the group is optional and absent."""
     found = None
-    for found in re.finditer(pattern, response):  # noqa: B007
+    for found in re.finditer(pattern, text):  # noqa: B007
         pass
-    return None if found is None else found.group(found.re.groups).strip()
+    part = None if found is None else found.group(found.re.groups)
+    return None if part is None else str(part).strip()
 
 
 Pattern = Annotated[str, Field(min_length=1)]

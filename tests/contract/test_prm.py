@@ -198,6 +198,11 @@ def test_a_vote_that_can_t_be_read_is_missing(text, vote):
     assert vote_of(text, JUDGE) == pytest.approx(vote, nan_ok=True)
 
 
+def test_a_verdict_whose_optional_group_is_absent_is_missing():
+    config = replace(JUDGE, verdict_pattern=r"verdict: ?(yes|no)?")
+    assert math.isnan(vote_of("verdict: unclear", config))
+
+
 def test_outputs_become_probabilities_by_softmax_or_sigmoid():
     two = np.array([[1.0, 3.0], [1000.0, 0.0]], np.float32)
     assert probability(two, 1) == pytest.approx([1 / (1 + math.exp(-2)), 0.0])

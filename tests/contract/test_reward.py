@@ -94,6 +94,12 @@ def test_a_prompt_without_a_usable_answer_is_an_error_not_a_zero():
             score(name, "1", asked=asking(""))
 
 
+def test_an_answer_whose_optional_group_is_absent_is_no_answer():
+    reward = ExactMatch(ExactMatchConfig(answer_pattern=r"answer:(\d+)?", ignore_case=False))
+    assert reward.score(RewardInputs(asking("7"), "answer:7", "stop", 5)) == 1.0
+    assert reward.score(RewardInputs(asking("7"), "answer:", "stop", 5)) == 0.0
+
+
 def test_format_wants_the_whole_response():
     assert score("format", "<think>7+5\n=12</think>\n12") == 1.0
     assert score("format", "well, <think>12</think> 12") == 0.0
