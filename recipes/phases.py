@@ -4,7 +4,9 @@
     python recipes/phases.py overlap
 
 `overlap` gives the engine and the trainer one core each and slows generation down until it costs
-as much as training does. The bound is the slower of the two, alone: as the sync run has them.
+as much as training does, with a model of 9 million random weights: a step of the tiny one is so
+short that the driver's own work shows. The bound is the slower of the two, alone: as the sync run
+has them.
 Medians over the steps after the first three. Other work on the machine spoils the numbers.
 """
 
@@ -39,6 +41,13 @@ ONE_CORE_EACH = [
     "+cluster.cores.rollout=[0]",
     "+cluster.cores.actor=[1]",
     "+engine.vllm.max_num_seqs={seqs}",
+]
+OVERLAP_MODEL = [
+    "model=tiny_init",
+    "model.num_layers=4",
+    "model.hidden_size=512",
+    "model.intermediate_size=1024",
+    "train_batch_size=96",
 ]
 Medians = dict[str, float]  # metric -> seconds
 
@@ -94,7 +103,7 @@ def overlap(seqs: int, steps: int) -> None:
     medians: dict[str, float] = {}
     for loop in LOOPS:
         common = ("+recipe=grpo_chain", f"loop={loop}", "eval.interval=0")
-        rows = run(f"overlap {loop}", *common, *pinned, steps=steps)
+        rows = run(f"overlap {loop}", *common, *OVERLAP_MODEL, *pinned, steps=steps)
         print(line(loop, rows), flush=True)
         medians[loop] = median(rows, PHASES["step"]) or 0.0
         if loop == "sync":
@@ -112,7 +121,7 @@ def main() -> None:
     tables.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
     tables.add_argument("--loops", nargs="+", choices=LOOPS, default=list(LOOPS))
     overlaps = modes.add_parser("overlap")
-    overlaps.add_argument("--seqs", type=int, default=12, help="sequences the engine runs at once")
+    overlaps.add_argument("--seqs", type=int, default=3, help="sequences the engine runs at once")
     for mode in (tables, overlaps):
         mode.add_argument("--steps", type=int, default=8, help="steps that count")
     options = parser.parse_args()
