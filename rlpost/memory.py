@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+MIB = 1 << 20  # bytes
 # Parts that follow exactly from the configuration; the others are estimates.
 HELD = ("weights", "gradients", "optimizer")
 CERTAIN = (*HELD, "kv_cache")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlpost.memory import WorkerMemory
+from rlpost.memory import MIB, WorkerMemory
 from rlpost.models.base import Dtype
 from rlpost.models.shape import DTYPE_BYTES, Cut, Head, ModelShape
 
 if TYPE_CHECKING:
     from rlpost.engines.serving import ServingConfig
 
-MIB = 1 << 20
 PROCESS_BYTES = 890 * MIB  # Python, torch, vLLM and Ray, as measured on a CPU
 CONTEXT_BYTES = 1024 * MIB  # of CUDA and NCCL on the device
 MAX_NUM_SEQS = 256  # vLLM's default
+LOGITS_BYTES = 3 * 4  # of each logit while tokens are sampled: three copies in float32
 DEFAULT_UTILIZATION = 0.92  # vLLM's default for gpu_memory_utilization
 
 
@@ -38,7 +38,7 @@ def engine_memory(config: ServingConfig, task: EngineTask) -> WorkerMemory:
     parts = {"weights": ranks * weights}
     if task.head == "logits":
         running = int(config.vllm.get("max_num_seqs") or MAX_NUM_SEQS)
-        parts["logits"] = 3 * running * task.shape.vocab_size * 4
+        parts["logits"] = running * task.shape.vocab_size * LOGITS_BYTES
     if config.on_cpu:
         parts["packed"] = packed_parameters(task.shape) * DTYPE_BYTES[task.dtype]
     else:

@@ -11,6 +11,8 @@ from rlpost.loops.passes import Pass
 from rlpost.prm.credit import CreditConfig, step_advantages
 from rlpost.types import BatchScalars, BatchView, GroupHandle, StoredBlock
 
+SAME_REWARD = 1e-9  # rewards are weighted sums, so equal ones may differ by rounding
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -114,6 +116,6 @@ def drop_reason(group: GroupHandle, *, scored: bool, drop_constant: bool) -> str
     known = [reward for reward in group.rewards if not math.isnan(reward)]
     if not known:
         return "no_reward"
-    if drop_constant and len(group.rewards) > 1 and max(known) - min(known) < 1e-9:
+    if drop_constant and len(group.rewards) > 1 and max(known) - min(known) < SAME_REWARD:
         return "constant_reward"
     return ""

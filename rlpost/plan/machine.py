@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlpost.memory import MIB
+
 NVIDIA_SMI_TIMEOUT_S = 10.0
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -64,7 +66,7 @@ def smallest_gpu() -> int | None:
     except (subprocess.SubprocessError, OSError):
         return None
     sizes = [int(line) for line in done.stdout.split() if line.isdecimal()]
-    return min(sizes) * (1 << 20) if sizes else None
+    return min(sizes) * MIB if sizes else None
 
 
 def free_disk(folder: Path) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlpost.config import RoleConfig, RunConfig, Section, build
 from rlpost.engines.memory import EngineTask
-from rlpost.memory import WorkerMemory
+from rlpost.memory import MIB, WorkerMemory
 from rlpost.models.shape import DTYPE_BYTES, ModelShape
 from rlpost.plan.arithmetic import splits
 from rlpost.plan.placement import Bundle
@@ -16,7 +16,6 @@ from rlpost.roles import engine_roles, served_prm, teacher_roles, trainer_roles
 from rlpost.trainers.base import RankTask
 from rlpost.weight_sync.object_store import ObjectStoreTransport
 
-MIB = 1 << 20
 # Measured on a CPU: the launched process with MLflow, Ray's daemons, the process of the rollouts.
 BESIDE_ROLES = {"driver": 730 * MIB, "ray": 550 * MIB}
 REWARD_PROCESS_BYTES = 50 * MIB

@@ -11,14 +11,13 @@ from typing import Any
 
 from rlpost.config import RunConfig
 from rlpost.engines.memory import kv_cache_tokens, kv_token_bytes
-from rlpost.memory import CERTAIN, WorkerMemory, size
+from rlpost.memory import CERTAIN, MIB, WorkerMemory, size
 from rlpost.plan import variants
 from rlpost.plan.machine import Machine
 from rlpost.plan.memory import Load, MemoryPlan, Shapes, engine_task
 from rlpost.plan.placement import Bundle
 from rlpost.roles import engine_roles
 
-MIB = 1 << 20
 SHOWN = 3  # workers named in a message
 
 

@@ -14,9 +14,9 @@ from rlpost.engines.base import Stage, TensorSpec, WeightChunk
 from rlpost.fingerprint import fingerprint
 from rlpost.trainers.megatron import converter, device, hf_io
 from rlpost.trainers.megatron.layout import Layout
+from rlpost.trainers.megatron.memory import CHUNK_BYTES
 
 ALIGNMENT = 64  # bytes; what TensorSpec.offset promises
-CHUNK_BYTES = 64 << 20
 
 Named = tuple[str, torch.Tensor]
 

@@ -22,9 +22,6 @@ from rlpost.trainers.megatron.model import forward_packed, output_weight
 from rlpost.trainers.megatron.packing import PackedBatch
 from rlpost.trainers.megatron.support import Frozen, Scores, full_divergence, score
 
-# (log-probs [M], entropy [M], micro-batch) -> what the schedule collects
-Consumer = Callable[[torch.Tensor, torch.Tensor, PackedBatch], Any]
-
 
 @dataclass(frozen=True)
 class Head:

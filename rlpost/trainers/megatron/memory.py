@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlpost.memory import WorkerMemory
+from rlpost.memory import MIB, WorkerMemory
 from rlpost.models.base import Dtype
 from rlpost.models.shape import DTYPE_BYTES, Cut, Head, ModelShape
 
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from rlpost.trainers.base import RankTask
     from rlpost.trainers.megatron.role import MegatronRoleConfig
 
-MIB = 1 << 20
 PROCESS_BYTES = 490 * MIB  # Python, torch, Megatron-Core and Ray, as measured on a CPU
 CONTEXT_BYTES = 2048 * MIB  # of CUDA and NCCL on the device
-SAVE_BYTES = (
-    32  # for each parameter, on the host of the rank that gathers a checkpoint, as measured
-)
-CHUNK_BYTES = 64 * MIB  # of weights that are exported together, see export.py
+# For each parameter, on the host of the rank that gathers a checkpoint, as measured.
+SAVE_BYTES = 32
+CHUNK_BYTES = 64 * MIB  # of weights that are exported together
 
 
 def cut_of(config: MegatronRoleConfig, rank: int) -> Cut:
