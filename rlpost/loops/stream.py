@@ -53,6 +53,14 @@ class Source:
     settle: Callable[[GroupHandle], str]
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A group that can be trained; `place` is that of its prompt in the order of drawing."""
+
+    place: int
+    group: GroupHandle
+
+
 @dataclass
 class RolloutStream:
     """Groups in flight and groups that are ready.
@@ -64,16 +72,19 @@ class RolloutStream:
     settings: StreamSettings
     source: Source
     version: int
-    _ready: list[GroupHandle] = field(default_factory=list)
+    _first_version: int = field(init=False)
+    _ready: list[Ready] = field(default_factory=list)
     _dropped: list[tuple[GroupHandle, str]] = field(default_factory=list)
     _started_at: dict[str, int] = field(default_factory=dict)  # key -> version, of those in flight
-    _place: dict[str, int] = field(default_factory=dict)  # key -> order of drawing
     _num_drawn: int = 0
     _num_taken: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _error: BaseException | None = None
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._first_version = self.version
 
     def start(self) -> None:
         self._spawn(self._pump())
@@ -95,18 +106,15 @@ class RolloutStream:
         held = self._num_taken + len(self._ready) + len(self._started_at)
         return batches * s.prompts_per_step - held
 
-    def __post_init__(self) -> None:
-        self._first_version = self.version
-
     async def take(self, step: int) -> Batch:
         """P groups, oldest first; all are within the bound at the present version."""
         while not self._complete(step):
             self._news.clear()
             await self._news.wait()
-        self._ready.sort(key=lambda group: (group.oldest_version, self._place[group.prompt_key]))
         size = self.settings.prompts_per_step
-        chosen, self._ready = self._ready[:size], self._ready[size:]
-        chosen.sort(key=lambda group: self._place[group.prompt_key])
+        self._ready.sort(key=lambda item: (item.group.oldest_version, item.place))
+        oldest, self._ready = self._ready[:size], self._ready[size:]
+        chosen = [item.group for item in sorted(oldest, key=lambda item: item.place)]
         self._num_taken += size
         dropped, self._dropped = self._dropped, []
         return Batch.of(
@@ -135,9 +143,9 @@ class RolloutStream:
 
     def _evict(self) -> None:
         oldest = self.version - self.settings.max_staleness
-        stale = [group for group in self._ready if group.oldest_version < oldest]
+        stale = [item.group for item in self._ready if item.group.oldest_version < oldest]
+        self._ready = [item for item in self._ready if item.group.oldest_version >= oldest]
         for group in stale:
-            self._ready.remove(group)
             self.source.ledger.move(group.prompt_key, "evicted")
             self._dropped.append((group, "too_stale"))
         if stale:
@@ -153,15 +161,14 @@ class RolloutStream:
 
     async def _begin(self, count: int) -> None:
         prompts = draw_prompts(self.source.ledger, count)
-        version = self.version
-        for prompt in prompts:
-            self._started_at[prompt.key] = version
-            self._place[prompt.key] = self._num_drawn
-            self._num_drawn += 1
-        for key in await self.source.begin(prompts, version):
-            self._spawn(self._follow(key))
+        version, places = self.version, range(self._num_drawn, self._num_drawn + count)
+        self._num_drawn += count
+        self._started_at |= {prompt.key: version for prompt in prompts}
+        keys = await self.source.begin(prompts, version)
+        for key, place in zip(keys, places, strict=True):
+            self._spawn(self._follow(key, place))
 
-    async def _follow(self, key: str) -> None:
+    async def _follow(self, key: str, place: int) -> None:
         group = await self.source.finish(key)
         del self._started_at[group.prompt_key]
         if reason := self.source.settle(group):
@@ -169,7 +176,7 @@ class RolloutStream:
             self._check_budget()
             self._room.set()
         else:
-            self._ready.append(group)
+            self._ready.append(Ready(place, group))
         self._news.set()
 
     def _check_budget(self) -> None:
