@@ -6,6 +6,7 @@ What only a section can know it says itself, in an optional method of its Config
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,20 @@ def minibatches_hold_whole_groups(config: RunConfig) -> Iterator[str]:
 
 
 def ranks_share_evenly(config: RunConfig) -> Iterator[str]:
-    samples = config.train_batch_size // num_minibatches(config)
+    count = num_minibatches(config)
+    samples = config.train_batch_size // count
     trainers = {"trainer": config.trainer}
     if config.critic is not None:
         trainers["critic"] = config.critic.trainer
     for name, trainer in trainers.items():
         ranks = trainer.config.data_parallel_size
         if samples % ranks:
+            fitting = count * math.lcm(config.group_size, ranks)
             yield (
                 f"the {samples} samples of an optimizer step (train_batch_size / "
                 f"algorithm.num_minibatches) must be a multiple of the {name}'s {ranks} "
-                f"data-parallel ranks; try {multiples_around(samples, ranks)} samples, or another "
-                "number of ranks"
+                f"data-parallel ranks; try train_batch_size="
+                f"{multiples_around(config.train_batch_size, fitting)}, or another number of ranks"
             )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from rlpost import functional as F
 from rlpost.algorithms.base import OutcomeInputs, TokenInputs
+from rlpost.algorithms.group_relative import lone_rewards
 from rlpost.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, require
 from rlpost.lazy import LazyModule
 
@@ -28,6 +30,10 @@ class ReinforcePpConfig(PolicyGradientConfig):
         super().__post_init__()
         because = f"group_baseline: {str(self.group_baseline).lower()}"
         require("singleton", self.singleton, used=self.group_baseline, because=because)
+
+    def conflicts(self, run: Any) -> Iterator[str]:
+        """`run` is the whole RunConfig."""
+        yield from lone_rewards(run)
 
 
 class ReinforcePp(PolicyGradient):

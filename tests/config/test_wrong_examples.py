@@ -47,6 +47,13 @@ WRONG = [
         "group_size=8 train_batch_size=24 algorithm.num_minibatches=2",
         "algorithm.num_minibatches (2) must divide the 3 prompts of a batch",
     ),
+    ("group_size=1", "group_size (1): Grpo compares the rewards of a group, so with algorithm.sin"),
+    ("group_size=1 algorithm=reinforce_pp_baseline", "group_size (1): ReinforcePp compares the re"),
+    (
+        "group_size=1 algorithm=dapo algorithm.singleton=raw",
+        "algorithm.dynamic_sampling: has no effect with group_size (1)",
+    ),
+    ("eval.top_p=1.5", "eval.top_p: got 1.5; allowed: number > 0 and <= 1"),
     ("resume_from=outputs/nowhere", "resume_from: there is no folder 'outputs/nowhere'"),
     ("seed=${nothing}", "seed: interpolation '${nothing}' can't be resolved"),
     ("engine=null", "engine=null: write ~engine to switch the group off"),

@@ -226,8 +226,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"trainer": section(data_parallel_size=3)},
         "the 64 samples of an optimizer step (train_batch_size / algorithm.num_minibatches) must "
-        "be a multiple of the trainer's 3 data-parallel ranks; try 63 or 66 samples, or another "
-        "number of ranks",
+        "be a multiple of the trainer's 3 data-parallel ranks; try train_batch_size=96 or 144, "
+        "or another number of ranks",
     ),
     (
         {"rollout": section(max_response_tokens=21)},
