@@ -11,11 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlpost.engines.backend import Backend
 from rlpost.engines.jobs import Job
-from rlpost.engines.serving import Served, ServingConfig, started
+from rlpost.engines.serving import ServedEngine, ServingConfig, started
 from rlpost.errors import EngineError
-from rlpost.memory import family_memory
 from rlpost.models.shape import Head
 from rlpost.types import Array
 
@@ -27,7 +25,7 @@ class PoolingEngineConfig(ServingConfig):
     """The keys of every engine."""
 
 
-class PoolingEngine:
+class PoolingEngine(ServedEngine):
     """Serves a fixed model: a `...ForTokenClassification` folder, or a process reward model.
 
     `classify` may be called any number of times at once; vLLM batches them. A dead vLLM fails all
@@ -37,21 +35,9 @@ class PoolingEngine:
     Config = PoolingEngineConfig
     head: ClassVar[Head] = "labels"
 
-    def __init__(
-        self,
-        config: PoolingEngineConfig,
-        *,
-        model_path: str,
-        dtype: str,
-        max_model_len: int,
-        role: str,
-        rank: int,
-        seed: int,
-    ) -> None:
-        self.config = config
-        self._served = Served(role, rank, model_path, dtype, max_model_len, seed)
-        self._name = self._served.name
-        self._backend: Backend | None = None
+    def __init__(self, config: PoolingEngineConfig, **model: Any) -> None:
+        """`model`: see ServedEngine."""
+        super().__init__(config, **model)
         self._ids = count()
 
     async def start(self) -> dict[str, float]:
@@ -62,8 +48,6 @@ class PoolingEngine:
 
     async def classify(self, token_ids: Sequence[int]) -> Array:
         """[L, labels] float32 outputs before any softmax or sigmoid. Raises EngineError."""
-        if self._backend is None:
-            raise EngineError(f"{self._name} was not started")
         limit = self._served.max_model_len
         if not 0 < len(token_ids) <= limit:
             raise EngineError(
@@ -78,17 +62,10 @@ class PoolingEngine:
             PoolingParams(task=TASK, use_activation=False),
             asyncio.get_running_loop().create_future(),
         )
-        await self._backend.add([job])
+        await self._live.add([job])
         output = await job.answer
         outputs: Array = output.outputs.data.float().cpu().numpy().astype(np.float32)
         return outputs
-
-    async def memory(self) -> dict[str, float]:
-        return family_memory()
-
-    async def shutdown(self) -> None:
-        if self._backend is not None:
-            await self._backend.shutdown()
 
     def _options(self) -> dict[str, Any]:
         from vllm.config import PoolerConfig

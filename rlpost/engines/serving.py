@@ -20,7 +20,7 @@ from rlpost.engines.options import (
     refuse_unknown,
 )
 from rlpost.errors import EngineError
-from rlpost.memory import WorkerMemory
+from rlpost.memory import WorkerMemory, family_memory
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,41 @@ class Served:
             "seed": self.seed,
             "tensor_parallel_size": config.tensor_parallel_size,
         }
+
+
+class ServedEngine:
+    """What engines of every kind share: a vLLM that serves one model, from start to shutdown."""
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        *,
+        model_path: str,
+        dtype: str,
+        max_model_len: int,
+        role: str,
+        rank: int,
+        seed: int,
+    ) -> None:
+        """`role` and `rank` name it in messages; `seed` is the run's."""
+        self.config = config
+        self._served = Served(role, rank, model_path, dtype, max_model_len, seed)
+        self._name = self._served.name
+        self._backend: Backend | None = None
+
+    @property
+    def _live(self) -> Backend:
+        if self._backend is None:
+            raise EngineError(f"{self._name} was not started")
+        return self._backend
+
+    async def memory(self) -> dict[str, float]:
+        """What its processes take of the host, see rlpost.memory.family_memory."""
+        return family_memory()
+
+    async def shutdown(self) -> None:
+        if self._backend is not None:
+            await self._backend.shutdown()
 
 
 async def started(config: ServingConfig, served: Served, options: dict[str, Any]) -> Backend:

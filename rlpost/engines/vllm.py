@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rlpost.engines.backend import Backend, WeightSource, manifest
+from rlpost.engines.backend import WeightSource, manifest
 from rlpost.engines.base import PauseMode, WakePart, WeightChunk, WeightFile
 from rlpost.engines.jobs import Job, JobBook
 from rlpost.engines.requests import (
@@ -19,10 +19,9 @@ from rlpost.engines.requests import (
     scoring_params,
     stop_token_ids,
 )
-from rlpost.engines.serving import Served, ServingConfig, started
+from rlpost.engines.serving import ServedEngine, ServingConfig, started
 from rlpost.engines.weight_set import check_complete, whole_fingerprints
 from rlpost.errors import EngineError, WeightSyncError
-from rlpost.memory import family_memory
 from rlpost.models.shape import Head
 from rlpost.types import Array, GenerateRequest, Generation
 
@@ -32,7 +31,7 @@ class VllmEngineConfig(ServingConfig):
     """The keys of every engine."""
 
 
-class VllmEngine:
+class VllmEngine(ServedEngine):
     """Engine (see rlpost.engines.base). Lives on one event loop; `role`, `rank` are for messages.
 
     A dead vLLM, or an exception in a step, fails all pending and later calls with EngineError.
@@ -41,21 +40,9 @@ class VllmEngine:
     Config = VllmEngineConfig
     head: ClassVar[Head] = "logits"
 
-    def __init__(
-        self,
-        config: VllmEngineConfig,
-        *,
-        model_path: str,
-        dtype: str,
-        max_model_len: int,
-        role: str,
-        rank: int,
-        seed: int,
-    ) -> None:
-        self.config = config
-        self._served = Served(role, rank, model_path, dtype, max_model_len, seed)
-        self._name = self._served.name
-        self._backend: Backend | None = None
+    def __init__(self, config: VllmEngineConfig, **model: Any) -> None:
+        """`model`: see ServedEngine."""
+        super().__init__(config, **model)
         self._book = JobBook(self._name)
         self._score_ids = count()
         self._stop_token_ids: list[int] = []
@@ -66,10 +53,6 @@ class VllmEngine:
         self._num_tokens = 0
         self._num_requests = 0
         self._num_cached = 0
-
-    @property
-    def env(self) -> dict[str, str]:
-        return self.config.env
 
     async def start(self) -> dict[str, float]:
         begun = time.monotonic()
@@ -178,19 +161,6 @@ class VllmEngine:
             "cached_tokens": float(self._num_cached),
             "policy_version": float(self._version),
         }
-
-    async def memory(self) -> dict[str, float]:
-        return family_memory()
-
-    async def shutdown(self) -> None:
-        if self._backend is not None:
-            await self._backend.shutdown()
-
-    @property
-    def _live(self) -> Backend:
-        if self._backend is None:
-            raise EngineError(f"{self._name} was not started")
-        return self._backend
 
     def _job(self, request: GenerateRequest) -> Job:
         self._check_length(f"request {request.request_id!r}", len(request.token_ids))
