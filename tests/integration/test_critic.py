@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from integration import megatron_models
 from safetensors.torch import load_file
 from trainer_ranks import CONF, Ranks, rollouts, trainer_config, view_of
 
@@ -43,26 +41,6 @@ def ppo(**changes: Any) -> Ppo:
     values = yaml.safe_load((CONF / "algorithm/ppo.yaml").read_text())
     del values["_target_"]
     return Ppo(PpoConfig(**values | {"lam": 0.9} | changes))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its weights are tied, so that a critic must take its embedding for itself."""
-    return megatron_models.write(tmp_path_factory.mktemp("models"), "qwen3")
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[Ranks]:
-    ranks = Ranks(1)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 def start(ranks: Ranks, config: MegatronCriticRankConfig, model: Path, **changes: Any) -> None:

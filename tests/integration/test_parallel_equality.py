@@ -6,7 +6,6 @@ Real Megatron on gloo, one process per rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +39,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "dp2, a rank without rows": ({"dp": 2}, [[ROWS[:7], []], [[], ROWS[7:]]]),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied embeddings (a copy on the last stage) and a vocabulary that needs padding."""
-    return megatron_models.write(tmp_path_factory.mktemp("models"), "qwen3")
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[Ranks]:
-    ranks = Ranks(1)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 def tensors(ranks: Ranks) -> dict[str, torch.Tensor]:

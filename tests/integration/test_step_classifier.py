@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from engine_rig import engine_config
-from integration import megatron_models
 from trainer_ranks import Ranks, rollouts, trainer_config, view_of
 
 from rlpost.algorithms.step_classification import StepClassification, StepClassificationConfig
@@ -85,18 +84,6 @@ def trained(ranks: Ranks, model: Path, shares: Any, steps: int, **changes: Any) 
         history.append(results(merge(part.metrics for part in parts)))
     rows = [row for part in parts if part.block is not None for row in part.block.ref.rows()]
     return history, {name: row["step_probability"] for name, row in rows}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return megatron_models.write(tmp_path_factory.mktemp("models"), "qwen3")
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 @pytest.fixture(scope="module")
