@@ -22,6 +22,7 @@ class Terms:
     """Per-token terms of one micro-batch [M]; tokens outside `keep_M` enter nothing.
 
     `ratio_M` is the one in the surrogate: rho itself, or the sequence ratio for gspo.
+    `outside_M`: where the correction truncates or masks; None without a correction.
     """
 
     policy_M: torch.Tensor
@@ -29,6 +30,7 @@ class Terms:
     rho_M: torch.Tensor
     ratio_M: torch.Tensor
     keep_M: torch.Tensor
+    outside_M: torch.Tensor | None
 
 
 def loss_metrics(
@@ -46,6 +48,8 @@ def loss_metrics(
     means = {"train/approx_kl": rho_M - 1 - log_rho_M}
     if terms.kl_M is not None:
         means["train/kl"] = terms.kl_M.detach()
+    if terms.outside_M is not None:
+        means["train/correction/outside"] = terms.outside_M
     means |= clipped(config, ratio_M, inputs.advantages_M)
     totals = {name: torch.where(keep_M, value, 0).sum() for name, value in means.items()}
     highest = torch.where(keep_M, ratio_M, 0.0).max() if len(ratio_M) else loss.detach() * 0

@@ -179,9 +179,9 @@ class PolicyGradient(ABC):
                 inputs.sequence_M,
                 inputs.num_sequences,
             )
-        policy_M = self._surrogate(ratio_M, inputs)
+        policy_M, outside_M = self._surrogate(ratio_M, inputs), None
         if self.config.correction != "none":
-            weight_M, known_M = self._correction(inputs)
+            weight_M, outside_M, known_M = self._correction(inputs)
             policy_M, keep_M = weight_M * policy_M, keep_M & known_M
         kl_M = None
         if self.config.kl_coef > 0:
@@ -189,7 +189,7 @@ class PolicyGradient(ABC):
                 inputs.logprobs_M, _given(inputs.ref_logprobs_M), self.config.kl_estimator
             )
             keep_M = keep_M & known_M
-        return Terms(policy_M, kl_M, rho_M, ratio_M, keep_M)
+        return Terms(policy_M, kl_M, rho_M, ratio_M, keep_M, outside_M)
 
     def _surrogate(self, ratio_M: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
         config, advantages_M = self.config, inputs.advantages_M
@@ -204,7 +204,8 @@ class PolicyGradient(ABC):
             ratio_M, advantages_M, config.clip_low, config.clip_high, config.dual_clip
         )
 
-    def _correction(self, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def _correction(self, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[M] each: weight, whether w lies outside the bounds, whether w is known."""
         config = self.config
         log_w_M, keep_M = F.correction_log_weights(
             inputs.old_logprobs_M,
@@ -213,10 +214,12 @@ class PolicyGradient(ABC):
             inputs.num_sequences,
             config.correction_sequence,
         )
-        assert config.correction_max is not None, "checked by Config"
-        if config.correction_min is None:
-            return F.truncated_weights(log_w_M, config.correction_max), keep_M
-        return F.mask_weights(log_w_M, config.correction_min, config.correction_max), keep_M
+        low, high = config.correction_min, config.correction_max
+        assert high is not None, "checked by Config"
+        outside_M = F.outside(log_w_M, low, high)
+        if low is None:
+            return F.truncated_weights(log_w_M, high), outside_M, keep_M
+        return F.mask_weights(log_w_M, low, high), outside_M, keep_M
 
 
 def _given(ref_logprobs_M: torch.Tensor | None) -> torch.Tensor:

@@ -103,5 +103,11 @@ def truncated_weights(log_w_M: torch.Tensor, highest: float) -> torch.Tensor:
 
 def mask_weights(log_w_M: torch.Tensor, lowest: float, highest: float) -> torch.Tensor:
     """1 where w lies in [lowest, highest], else 0 (IcePop)."""
+    return (~outside(log_w_M, lowest, highest)).to(log_w_M.dtype)
+
+
+def outside(log_w_M: torch.Tensor, lowest: float | None, highest: float) -> torch.Tensor:
+    """Whether w lies above `highest`, or below `lowest` where there is one."""
     weight_M = log_w_M.exp()
-    return ((weight_M >= lowest) & (weight_M <= highest)).to(log_w_M.dtype)
+    above_M = weight_M > highest
+    return above_M if lowest is None else above_M | (weight_M < lowest)

@@ -278,6 +278,25 @@ def test_clip_fractions_count_tokens_whose_gradient_a_bound_takes():
     assert math.isclose(metrics["train/approx_kl"].result(), expected)
 
 
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({"correction": "tis", "correction_max": 2.0}, 0.4),
+        ({"correction": "mask", "correction_min": 0.5, "correction_max": 2.0}, 0.6),
+    ],
+)
+def test_what_a_correction_truncates_or_masks_is_measured(options, share):
+    """w = 4, 4, 0.25, 1, 1: two above the upper bound, one below the lower."""
+    algorithm = build("grpo", **options)
+    inputs = micro_batch(loss_inputs(algorithm, torch.ones(sum(LENGTHS)).double()), [4])
+    log_w_M = torch.tensor([4.0, 4.0, 0.25, 1.0, 1.0], dtype=torch.float64).log()
+    inputs = replace(inputs, rollout_logprobs_M=inputs.old_logprobs_M - log_w_M)
+    _, metrics = algorithm.loss(inputs)
+    assert metrics["train/correction/outside"].result() == share
+    _, metrics = build("grpo").loss(inputs)
+    assert "train/correction/outside" not in metrics
+
+
 def test_sft_is_the_weighted_negative_log_likelihood():
     algorithm = build("sft")
     _, inputs, loss, metrics = run(algorithm, rewards=[math.nan] * len(LENGTHS))
