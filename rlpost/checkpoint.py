@@ -7,6 +7,7 @@ half-written one can't be chosen.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -68,19 +69,23 @@ class Checkpointer:
             await group.call("save", str(partial / role), deadline_s=deadline_s)
         for name, role in exports.items():
             await roles[role].call("save_hf", str(partial / name), deadline_s=deadline_s)
+        # Hashing many gigabytes takes a while, in which other tasks of the driver go on.
+        await asyncio.to_thread(self._commit, partial, final, state)
+        return final
+
+    async def load(self, folder: Path, *, roles: Mapping[str, WorkerGroup]) -> dict[str, Any]:
+        """Restores every role and returns the driver's state. Raises CheckpointError."""
+        await asyncio.to_thread(verify_manifest, folder)
+        for role, group in roles.items():
+            await group.call("load", str(folder / role), deadline_s=self.config.deadline_s)
+        return saved_state(folder)
+
+    def _commit(self, partial: Path, final: Path, state: Mapping[str, Any]) -> None:
         (partial / STATE).write_text(json.dumps(state))
         write_manifest(partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
         self._prune()
-        return final
-
-    async def load(self, folder: Path, *, roles: Mapping[str, WorkerGroup]) -> dict[str, Any]:
-        """Restores every role and returns the driver's state. Raises CheckpointError."""
-        verify_manifest(folder)
-        for role, group in roles.items():
-            await group.call("load", str(folder / role), deadline_s=self.config.deadline_s)
-        return saved_state(folder)
 
     def _prune(self) -> None:
         for folder in complete(self.directory)[: -self.config.keep_last]:
