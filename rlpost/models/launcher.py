@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 import rlpost
 from rlpost.errors import ModelError
@@ -45,8 +46,8 @@ class Launcher:
 
         Raises ModelError with the last lines when it fails or passes `timeout_s`.
         """
-        tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         command = [*self.command, f"hydra.run.dir={quoted(run_dir)}"]
+        late = threading.Event()
         with (
             (run_dir / "console.log").open("w", encoding="utf-8") as log,
             subprocess.Popen(
@@ -59,15 +60,10 @@ class Launcher:
                 start_new_session=True,
             ) as child,
         ):
-            late = threading.Event()
             alarm = threading.Timer(timeout_s, expire, [child, late])
             alarm.start()
             try:
-                assert child.stdout is not None
-                for line in child.stdout:
-                    print(f"  | {line}", end="", flush=True)
-                    log.write(line)
-                    tail.append(line)
+                tail = shown(child, log)
                 code = child.wait()
             finally:
                 alarm.cancel()
@@ -82,6 +78,17 @@ class Launcher:
 
     def __str__(self) -> str:
         return " ".join(["python", "launch.py", *self.command[3:]])
+
+
+def shown(child: subprocess.Popen[str], log: TextIO) -> Sequence[str]:
+    """Copies the child's lines to our stdout and to `log` until it ends; returns the last ones."""
+    tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+    assert child.stdout is not None
+    for line in child.stdout:
+        print(f"  | {line}", end="", flush=True)
+        log.write(line)
+        tail.append(line)
+    return tail
 
 
 def expire(child: subprocess.Popen[str], late: threading.Event) -> None:

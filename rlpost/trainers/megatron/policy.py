@@ -13,12 +13,12 @@ from rlpost.algorithms.base import Algorithm
 from rlpost.distillation.base import Distillation
 from rlpost.engines.base import Stage, WeightChunk
 from rlpost.errors import TrainerError
-from rlpost.metrics import over_steps
+from rlpost.metrics import Metric, over_steps
 from rlpost.trainers.base import TrainResult
 from rlpost.trainers.megatron import export, rows, step
 from rlpost.trainers.megatron.distill import Distiller, student_columns, teacher_columns
 from rlpost.trainers.megatron.forward import Head
-from rlpost.trainers.megatron.network import FORWARD_COLUMNS, Network
+from rlpost.trainers.megatron.network import FORWARD_COLUMNS, Network, Share
 from rlpost.trainers.megatron.packing import PackedBatch, Row
 from rlpost.trainers.megatron.step_credit import STEP_INDEX, Earned, earned_steps, with_steps
 from rlpost.trainers.megatron.teacher import FrozenTeacher, packed_like, seen_by_teacher
@@ -111,10 +111,10 @@ class Policy(Network):
         return PassResult(block=block, metrics={}, seconds=time.perf_counter() - started)
 
     def _read_seen(
-        self, view: BatchView, columns: Sequence[str], mode: Distillation
+        self, view: BatchView, columns: Sequence[str], mode: Distillation | None
     ) -> tuple[dict[str, Row], dict[str, Row]]:
-        """This rank's rows, and as the teacher sees them."""
-        if mode.config.context == "same":
+        """This rank's rows, and as the teacher sees them, if there is one."""
+        if mode is None or mode.config.context == "same":
             by_name = self._read(view, columns)
             return by_name, by_name
         by_name = self._read(view, (*columns, "prompt_length"))
@@ -136,14 +136,9 @@ class Policy(Network):
         algorithm = self._trained_by()
         rows.check_view(view, data_size=self.layout.data_size)
         earned = earned_steps(view.scalars)
-        columns = ("rollout_logprobs", *algorithm.passes, *((STEP_INDEX,) if earned else ()))
-        distiller = self.distiller
-        seen: dict[str, Row] = {}
-        if distiller is None:
-            by_name = self._read(view, FORWARD_COLUMNS + columns)
-        else:
-            columns = tuple(dict.fromkeys(columns + distiller.mode.columns))
-            by_name, seen = self._read_seen(view, FORWARD_COLUMNS + columns, distiller.mode)
+        columns = self._columns(algorithm, with_steps=bool(earned))
+        mode = self.distiller.mode if self.distiller else None
+        by_name, seen = self._read_seen(view, FORWARD_COLUMNS + columns, mode)
         shares = self._shares(
             view,
             by_name,
@@ -151,14 +146,10 @@ class Policy(Network):
             algorithm=algorithm,
             make_targets=partial(self._advantages, earned),
         )
-        if distiller is not None:
-            shares = distiller.join(shares, algorithm)
+        if self.distiller is not None:
+            shares = self.distiller.join(shares, algorithm)
         skipped = self.counters.skipped_steps
-        parts = []
-        for minibatch in view.minibatches:
-            if distiller is not None:
-                distiller.show([batch for batch, _ in shares[minibatch]], seen)
-            parts.append(self._optimizer_step(shares[minibatch], self._loss))
+        parts = [self._train_on(shares[minibatch], seen) for minibatch in view.minibatches]
         pairs = [(b, t.targets_M.cpu().numpy()) for share in shares.values() for b, t in share]
         return TrainResult(
             metrics=over_steps(parts),
@@ -166,6 +157,21 @@ class Policy(Network):
             seconds=time.perf_counter() - started,
             block=self._stored([b for b, _ in pairs], [a for _, a in pairs], "advantages"),
         )
+
+    def _columns(self, algorithm: Algorithm, *, with_steps: bool) -> tuple[str, ...]:
+        """What is read of each row beside its tokens and mask."""
+        names = ["rollout_logprobs", *algorithm.passes]
+        if with_steps:
+            names.append(STEP_INDEX)
+        if self.distiller is not None:
+            names += self.distiller.mode.columns
+        return tuple(dict.fromkeys(names))
+
+    def _train_on(self, share: Share, seen: Mapping[str, Row]) -> Mapping[str, Metric]:
+        """One optimizer step; `seen` are the rows as a teacher in this rank reads them."""
+        if self.distiller is not None:
+            self.distiller.show([batch for batch, _ in share], seen)
+        return self._optimizer_step(share, self._loss)
 
     def _advantages(
         self, earned: Earned, batches: Sequence[PackedBatch], outcome: Mapping[str, float]
