@@ -11,11 +11,12 @@ from typing import Any
 
 from rlpost.cluster.signals import StopRequest
 from rlpost.cluster.workers import Worker, gather
-from rlpost.config import RunConfig, Section, build
+from rlpost.config import RunConfig, build
+from rlpost.data.base import PromptSource
 from rlpost.data.disjoint import shared_prompts
 from rlpost.data.ledger import Ledger
 from rlpost.errors import StoppedError
-from rlpost.loops.driver import Driver
+from rlpost.loops.driver import STOP_DEADLINE_S, Driver
 from rlpost.loops.intake import Intake
 from rlpost.loops.memory_report import MemoryReport
 from rlpost.loops.passes import plan_passes
@@ -61,7 +62,7 @@ class Builder:
             raise StoppedError(f"asked to stop at step {driver.step}: {saved}")
 
     async def build_driver(self, prm_engines: list[Worker]) -> Driver:
-        config, schedule = self.config, self.schedule()
+        config = self.config
         engines = self.starter.spawn("engine") if "engine" in engine_roles(config) else []
         roles, _, worker, source = await gather(
             [
@@ -71,19 +72,10 @@ class Builder:
                 asyncio.to_thread(build, config.data, seed=config.seed),
             ]
         )
-        whole = config.debug.only is None
-        evaluator = self.evaluator(config.eval if whole else None)
-        if evaluator is not None:
-            shared = await asyncio.to_thread(shared_prompts, source, evaluator.source)
-            self.recorder.add({f"eval/{evaluator.source.name}/trained_on": float(len(shared))})
         ledger = Ledger(source, num_epochs=None, num_prompts=None)
-        rollouts = Rollouts(
-            worker,
-            group_size=config.group_size,
-            deadline_s=config.rollout.config.generate_deadline_s,
-        )
+        rollouts = self.rollouts(worker)
         return Driver(
-            schedule=schedule,
+            schedule=self.schedule(),
             trainers=self.trainers(roles),
             engines=engines,
             rollouts=rollouts,
@@ -93,17 +85,28 @@ class Builder:
                 self.recorder,
                 ledger,
                 worker,
-                deadline_s=schedule.step_deadline_s,
+                deadline_s=self.schedule().step_deadline_s,
                 memory=self.memory_report(engines, prm_engines, roles),
             ),
-            weight_sync=build(config.weight_sync) if config.weight_sync and whole else None,
-            evaluator=evaluator,
+            weight_sync=self.weight_sync(),
+            evaluator=await self.evaluator(source),
             checkpointer=build(config.checkpoint, directory=self.run_dir / "checkpoints"),
             recorder=self.recorder,
             tracker_run_ids=self.tracker.run_ids(),
             turns=self.turns(engines, roles),
             stop=self.stop,
             profiler=self.profiler([*engines, *prm_engines], roles),
+        )
+
+    def weight_sync(self) -> Any:
+        section = self.config.weight_sync
+        return None if section is None or self.config.debug.only is not None else build(section)
+
+    def rollouts(self, worker: Worker) -> Rollouts:
+        return Rollouts(
+            worker,
+            group_size=self.config.group_size,
+            deadline_s=self.config.rollout.config.generate_deadline_s,
         )
 
     def intake(self, ledger: Ledger, rollouts: Rollouts) -> Intake:
@@ -158,12 +161,17 @@ class Builder:
             step_deadline_s=self.config.trainer.config.step_deadline_s,
         )
 
-    def evaluator(self, section: Section | None) -> Any:
-        if section is None:
+    async def evaluator(self, trained_on: PromptSource) -> Any:
+        """Held-out prompts that are also trained on are counted, not refused."""
+        section = self.config.eval
+        if section is None or self.config.debug.only is not None:
             return None
+        source = build(section.config.data, seed=self.config.seed)
+        shared = await asyncio.to_thread(shared_prompts, trained_on, source)
+        self.recorder.add({f"eval/{source.name}/trained_on": float(len(shared))})
         return build(
             section,
-            source=build(section.config.data, seed=self.config.seed),
+            source=source,
             max_response_tokens=self.config.rollout.config.max_response_tokens,
         )
 
@@ -190,5 +198,5 @@ async def disposing(driver: Driver, prm_engines: list[Worker]) -> AsyncIterator[
         yield driver
     finally:
         await driver.dispose()
-        stops = [engine.call("shutdown", deadline_s=10.0) for engine in prm_engines]
+        stops = [engine.call("shutdown", deadline_s=STOP_DEADLINE_S) for engine in prm_engines]
         await asyncio.gather(*stops, return_exceptions=True)

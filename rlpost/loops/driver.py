@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rlpost.tracking.recorder import Recorder
     from rlpost.weight_sync.transaction import WeightSync
 
+STOP_DEADLINE_S = 10.0  # for a worker to end by itself
+
 
 @dataclass
 class Driver:
@@ -213,6 +215,7 @@ class Driver:
     async def dispose(self) -> None:
         """Gives up pending work and lets engines and the reward pool end by themselves."""
         await self.records.close()
-        stops = [worker.call("shutdown", deadline_s=10.0) for worker in self.engines]
-        stops.append(self.rollouts.worker.call("close", deadline_s=10.0))
+        stops = [worker.call("shutdown", deadline_s=STOP_DEADLINE_S) for worker in self.engines]
+        stops.append(self.rollouts.worker.call("close", deadline_s=STOP_DEADLINE_S))
+        # A worker that can't end by itself is ended with its cluster.
         await asyncio.gather(*stops, return_exceptions=True)
