@@ -10,7 +10,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from rlpost.arguments import completed_in_its_place, recipe_in_its_place
+from rlpost.arguments import as_hydra_takes_it, completed_in_its_place
 from rlpost.cli import readable_errors
 from rlpost.help import asks_for_help, help_text
 from rlpost.start import start
@@ -24,7 +24,7 @@ def main(node: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.argv = recipe_in_its_place(sys.argv)
+    sys.argv[1:] = as_hydra_takes_it(sys.argv[1:])
     completed_in_its_place(os.environ)
     if asks_for_help(sys.argv[1:]):
         print(help_text())

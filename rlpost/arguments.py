@@ -4,6 +4,25 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 
+# Hydra's flags that the next word belongs to.
+SHORT_WITH_A_VALUE = ("-c", "-p", "-cp", "-cn", "-cd", "-i")
+LONG_WITH_A_VALUE = ("cfg", "package", "config-path", "config-name", "config-dir", "info")
+WITH_A_VALUE = frozenset([*SHORT_WITH_A_VALUE, *(f"--{name}" for name in LONG_WITH_A_VALUE)])
+
+
+def as_hydra_takes_it(arguments: Sequence[str]) -> list[str]:
+    return flags_first(recipe_in_its_place(arguments))
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Hydra's parser knows no override that follows a flag which follows one: `a=1 -m b=2`."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        of_flag = before in WITH_A_VALUE and "=" not in argument
+        (flags if of_flag or argument.startswith("-") else overrides).append(argument)
+    return flags + overrides
+
 
 def recipe_in_its_place(arguments: Sequence[str]) -> list[str]:
     """`+recipe=x` is `recipe=x`: Hydra would append it, so that it came after `debug`."""

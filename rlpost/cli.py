@@ -46,13 +46,19 @@ def readable_errors() -> Iterator[None]:
     except OSError as error:
         if not is_of_output_dir(error):
             raise
-        leave(f"output_dir: {error}; set it to a folder that can be written", 2)
+        leave(str(ConfigError([unwritable(error)])), 2)
     except StoppedError as error:
         leave(str(error), 130)
     except RlpostError as error:
         leave(f"{type(error).__name__}: {error}", 1)
     except KeyboardInterrupt:
         leave("interrupted", 130)
+
+
+def unwritable(error: OSError) -> str:
+    """`output_dir: can't make '/proc/x' (No such file or directory); set it to ...`"""
+    made = f"output_dir: can't make {error.filename!r} ({error.strerror})"
+    return f"{made}; set it to a folder that can be written"
 
 
 def is_of_output_dir(error: OSError) -> bool:

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, open_dict, read_write
 
 from rlpost.arguments import recipe_in_its_place
 from rlpost.config import RunConfig, load
@@ -59,6 +59,22 @@ def load_chosen(node: DictConfig) -> RunConfig:
     if problems := lists_of_one(hydra.overrides.task, folders):
         raise ConfigError(problems)
     return load(node)
+
+
+def jobs_of(sweep: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[DictConfig]:
+    """The configuration of each job of the sweep under way, whose own one is Hydra's again then."""
+    loader = GlobalHydra.instance().config_loader()
+    try:
+        for number, overrides in enumerate(jobs):
+            node = loader.load_sweep_config(sweep, list(overrides))
+            with open_dict(node):
+                node.hydra.job.id = node.hydra.job.num = number
+            HydraConfig.instance().set_config(node)
+            with read_write(node), open_dict(node):
+                del node["hydra"]
+            yield node
+    finally:
+        HydraConfig.instance().set_config(sweep)
 
 
 def load_beside(overrides: Sequence[str]) -> RunConfig:

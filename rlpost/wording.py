@@ -175,5 +175,16 @@ def closest(name: str, names: Sequence[str]) -> str:
     return min(names, key=lambda item: (-shared(item), len(item)))
 
 
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Key -> its last part; the whole where two would be the same, or `@` says which it is.
+
+    {"trainer.optimizer.lr": "lr", "data.size": "data.size", "eval.data.size": "eval.data.size"}
+    """
+    known = list(dict.fromkeys(keys))
+    last = {key: key.rpartition(".")[2] for key in known}
+    twice = {name for name in last.values() if list(last.values()).count(name) > 1}
+    return {key: key if name in twice or "@" in key else name for key, name in last.items()}
+
+
 def join(*parts: str | int) -> str:
     return ".".join(str(part) for part in parts if part != "")

@@ -46,7 +46,7 @@ ADAPTERS = {
     "vllm": "rlpost/engines",
     "megatron": "rlpost/trainers/megatron",
     "omegaconf": "rlpost/config.py rlpost/composition.py rlpost/cli.py "
-    "rlpost/sweeps/callback.py launch.py",
+    "rlpost/sweeps/callback.py rlpost/sweeps/grid.py launch.py",
     "mlflow": "rlpost/tracking",
 }
 FILES = [REPOSITORY / "launch.py", *sorted((REPOSITORY / "rlpost").rglob("*.py"))]

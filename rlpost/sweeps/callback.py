@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -32,7 +33,7 @@ def not_only_a_warning() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, RlpostError):
+        if isinstance(error, RlpostError | HydraException):
             raise
         traceback.print_exc()
         raise SystemExit(1) from error
@@ -40,7 +41,7 @@ def not_only_a_warning() -> Iterator[None]:
 
 def begin(config: DictConfig) -> None:
     from rlpost.config import load_sweep
-    from rlpost.sweeps import session
+    from rlpost.sweeps import grid, session
     from rlpost.tracking.mlflow import MlflowTracker
 
     with read_write(config.hydra), open_dict(config.hydra):
@@ -48,11 +49,15 @@ def begin(config: DictConfig) -> None:
         settings = load_sweep(config)
         direction = settings.objective.direction if settings.objective else "maximize"
         adapt_optuna(config, direction)
+    asked_for = params(config)
+    overrides = grid.parsed(asked_for["sweeper"].get("params") or {}, config.hydra.overrides.task)
+    if str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
+        grid.check_jobs(config, grid.combinations(overrides))
     chosen = [] if settings.plan else settings.tracking.values()
     stores = [item for item in chosen if issubclass(item.target, MlflowTracker)]
-    sweep = session.Sweep(folder, settings.objective, stores)
+    sweep = session.Sweep(folder, settings.objective, stores, grid.varied_keys(overrides))
     session.lead(sweep)
-    sweep.begin(f"{settings.run_name} sweep", params(config))
+    sweep.begin(f"{settings.run_name} sweep", asked_for)
 
 
 def pin_folder(config: DictConfig) -> Path:
@@ -92,8 +97,9 @@ def adapt_optuna(config: DictConfig, direction: str) -> None:
     ]
     if sweeper.storage is not None:
         problems.append(
-            f"hydra.sweeper.storage ({sweeper.storage}): Optuna 2 can't keep a study in a "
-            "data base with SQLAlchemy 2; leave it null, the result is in optimization_results.yaml"
+            f"hydra.sweeper.storage ({sweeper.storage}): Optuna 2, the one that the sweeper takes, "
+            "can't keep a study in a database through SQLAlchemy 2; leave it null: the trials are "
+            "in MLflow and in summary.csv, the best of them in optimization_results.yaml"
         )
     if config.objective is None:
         problems.append("objective: null, but Optuna needs a number; set objective.metric")

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlpost.cli import unwritable
 from rlpost.config import Section, build
+from rlpost.errors import ConfigError
 from rlpost.objective import ObjectiveConfig
 from rlpost.sweeps import summary
 from rlpost.sweeps.interrupt import ended, interrupt_jobs
@@ -30,10 +32,16 @@ class Sweep:
     """`stores` get one run each for the whole sweep; the jobs' runs are its children."""
 
     def __init__(
-        self, folder: Path, objective: ObjectiveConfig | None, stores: Sequence[Section] = ()
+        self,
+        folder: Path,
+        objective: ObjectiveConfig | None,
+        stores: Sequence[Section],
+        varied: Sequence[str],
     ) -> None:
+        """`varied` are the keys that its jobs differ in."""
         self.folder = folder
         self._objective = objective
+        self._varied = tuple(varied)
         self._guard = Guard(folder / "guard.log")
         self._trackers: list[MlflowTracker] = [
             build(store, resume_run_id=None, leave_will=self._guard.add) for store in stores
@@ -42,17 +50,20 @@ class Sweep:
         self._begun = False
 
     def begin(self, run_name: str, params: Mapping[str, Any]) -> None:
-        """Raises TrackingError if a store can't be reached: no job could reach it either."""
+        """Raises TrackingError if a store can't be reached: no job could reach it either.
+
+        Raises ConfigError if its folder can't be made.
+        """
         from rlpost.run import stoppable
 
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._until_the_end.enter_context(stoppable())
         if self._trackers:
             self._until_the_end.enter_context(self._guard)
         for tracker in self._trackers:
             tracker.start(run_name=run_name, run_dir=self.folder, params=params)
         runs = {item.config.tracking_uri: str(item.run_id) for item in self._trackers}
-        sweep_file.write(self.folder, runs)
+        sweep_file.write(self.folder, runs, self._varied)
         self._begun = True
 
     def end(self, status: RunStatus) -> bool:
@@ -89,13 +100,15 @@ class Sweep:
         from rich.console import Console
 
         title = summary.heading(self._objective, len(records))
-        (self.folder / "summary.csv").write_text(summary.csv_text(records))
-        (self.folder / "summary.md").write_text(summary.markdown(records, title))
+        (self.folder / "summary.csv").write_text(summary.csv_text(records, self._varied))
+        (self.folder / "summary.md").write_text(summary.markdown(records, self._varied, title))
         console = Console(highlight=False, soft_wrap=True)
         console.print()
-        for item in summary.shared_overrides(records):
+        for item in summary.shared_overrides(records, self._varied):
             console.print(f"for all jobs: {item}", markup=False)
-        Console(highlight=False).print(summary.table(records, title))
+        Console(highlight=False).print(summary.table(records, self._varied, title))
+        for item in summary.reasons(records):
+            console.print(item, markup=False)
         place = str(self.folder).replace(f"{Path.cwd()}/", "")
         console.print(f"summary: {place}/summary.md, summary.csv", markup=False)
 
@@ -107,6 +120,13 @@ class Sweep:
         for name in KEPT:
             if (self.folder / name).is_file():
                 tracker.artifact(self.folder / name)
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([unwritable(error)]) from error
 
 
 def left(record: JobRecord) -> JobRecord:

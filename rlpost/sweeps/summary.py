@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rlpost.objective import Direction, ObjectiveConfig
 from rlpost.sweeps.record import JobRecord
+from rlpost.tracking.sweep_file import differences
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,24 +31,21 @@ def ranked(records: Sequence[JobRecord], direction: Direction) -> list[JobRecord
     )
 
 
-def shared_overrides(records: Sequence[JobRecord]) -> list[str]:
-    """What all jobs have in common, and thus what no row has to say. One job shares nothing."""
-    if len(records) < 2:
-        return []
-    return [
-        item
-        for item in records[0].overrides
-        if all(item in record.overrides for record in records[1:])
-    ]
+def shared_overrides(records: Sequence[JobRecord], varied: Collection[str]) -> list[str]:
+    """What all jobs have in common, and thus what no row has to say."""
+    return [item for item in records[0].overrides if key_of(item) not in varied]
 
 
-def rows(records: Sequence[JobRecord]) -> list[tuple[str, ...]]:
+def key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def rows(records: Sequence[JobRecord], varied: Collection[str]) -> list[tuple[str, ...]]:
     """Texts under `COLUMNS`."""
-    shared = shared_overrides(records)
     return [
         (
             str(record.job),
-            " ".join(item for item in record.overrides if item not in shared),
+            " ".join(item for item in record.overrides if key_of(item) in varied),
             "" if record.objective is None else f"{record.objective:.6g}",
             record.status,
             f"{record.seconds:.1f}",
@@ -59,21 +56,22 @@ def rows(records: Sequence[JobRecord]) -> list[tuple[str, ...]]:
     ]
 
 
-def csv_text(records: Sequence[JobRecord]) -> str:
+def csv_text(records: Sequence[JobRecord], varied: Collection[str]) -> str:
     """Whole numbers and whole reasons, for programs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for record, row in zip(records, rows(records), strict=True):
+    for record, row in zip(records, rows(records, varied), strict=True):
         objective = "" if record.objective is None else repr(record.objective)
         writer.writerow([*row[:2], objective, *row[3:]])
     return text.getvalue()
 
 
-def markdown(records: Sequence[JobRecord], title: str) -> str:
-    lines = [f"# {title}", "", *(f"- for all jobs: `{item}`" for item in shared_overrides(records))]
+def markdown(records: Sequence[JobRecord], varied: Collection[str], title: str) -> str:
+    lines = [f"# {title}", ""]
+    lines += [f"- for all jobs: `{item}`" for item in shared_overrides(records, varied)]
     lines += ["", line(COLUMNS), line(["---"] * len(COLUMNS))]
-    lines += [line([cell(text) for text in row]) for row in rows(records)]
+    lines += [line([cell(text) for text in row]) for row in rows(records, varied)]
     return "\n".join(lines) + "\n"
 
 
@@ -85,20 +83,29 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", "<br>")
 
 
-def table(records: Sequence[JobRecord], title: str) -> Table:
-    """For a terminal; folders are named by their last part."""
+def table(records: Sequence[JobRecord], varied: Sequence[str], title: str) -> Table:
+    """For a terminal, which may be narrow: short names, and reasons in lines of their own."""
     from rich.table import Table
     from rich.text import Text
 
     made = Table(title=title, title_justify="left")
-    for column in COLUMNS:
-        made.add_column(column, overflow="fold")
-    for row in rows(records):
-        *cells, status, seconds, folder, reason = row
-        short = [Path(folder).name, reason.splitlines()[0] if reason else ""]
+    for column in COLUMNS[:5]:
+        made.add_column(column, overflow="fold", no_wrap=column == "status")
+    for record, row in zip(records, rows(records, varied), strict=True):
+        job, _, objective, status, seconds, *_ = row
         styled = Text(status, style=STYLES.get(status, ""))
-        made.add_row(*map(Text, cells), styled, Text(seconds), *map(Text, short))
+        differs = differences(record.overrides, varied)
+        made.add_row(Text(job), Text(differs), Text(objective), styled, Text(seconds))
     return made
+
+
+def reasons(records: Sequence[JobRecord]) -> list[str]:
+    """`job 3 FAILED: EngineError: died`"""
+    return [
+        f"job {record.job} {record.status}: {record.reason.splitlines()[0]}"
+        for record in records
+        if record.reason
+    ]
 
 
 def heading(objective: ObjectiveConfig | None, num_jobs: int) -> str:

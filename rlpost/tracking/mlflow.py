@@ -13,7 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from rlpost.tracking.background import BackgroundTracker
 from rlpost.tracking.guard import Will
 from rlpost.tracking.mlflow_store import MlflowRun, lost_run_will, open_run
-from rlpost.tracking.sweep_file import parent_run
+from rlpost.tracking.sweep_file import name_among_jobs, parent_run
 
 MLFLOW_PARENT = "mlflow.parentRunId"
 Text = Annotated[str, Field(min_length=1)]
@@ -93,7 +93,7 @@ class MlflowTracker(BackgroundTracker):
             tracking_uri=self.config.tracking_uri,
             artifact_dir=self.config.artifact_dir,
             experiment=self.config.experiment,
-            run_name=f"{run_name} {run_dir.name}" if child else run_name,
+            run_name=f"{run_name} {name_among_jobs(run_dir)}" if child else run_name,
             tags={"run_dir": str(run_dir), **child},
             params=params,
             resume_run_id=self._resume_run_id,

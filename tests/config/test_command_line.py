@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from rlpost.arguments import as_hydra_takes_it
 from rlpost.composition import compose_node
 from rlpost.config import load
 from rlpost.rerun import write_rerun
@@ -66,6 +67,19 @@ WRONG = [
     ("--config-dir nowhere seed=-1", ["--config-dir nowhere: there is no such folder", "got -1"]),
     ("hydra.searchpath=[nowhere] algorithm=x", ["hydra.searchpath: nowhere: there is", "x: unkn"]),
     ("hydra.searchpath=nowhere", ["a list belongs here: hydra.searchpath=[nowhere]"]),
+    ("output_dir=/proc/x", ["output_dir: can't make '/proc/x' (No such file", "can be written"]),
+    ("-m output_dir=/proc/x seed=1,2", ["output_dir: can't make '/proc/x' (No such file"]),
+    (
+        "-m seed=1,x algorithm=grpo,ppo group_size=8,10 train_batch_size=96",
+        [
+            "3 configuration problems",
+            "with seed=x: seed: got 'x'; allowed: integer >= 0",
+            "with seed=1 algorithm=grpo group_size=10, and in 1 more jobs: train_batch_size (96)",
+            "with seed=1 algorithm=ppo group_size=8, and in 1 more jobs: critic: null, but Ppo",
+        ],
+    ),
+    ("group_size=0 -m seed=1,2", ["1 configuration problem:\n  - group_size: got 0"]),
+    ("-m algorithm.clip_low=interval(0,1)", ["a range is for a search", "hydra/sweeper=optuna"]),
     ("-cn conf", ["-cn conf: ", "has no conf.yaml; it has: config\n"]),
 ]
 OWN_FOLDER = ("hydra.searchpath=[{own}]", "hydra.searchpath=[file://{own}]", "--config-dir {own}")
@@ -93,6 +107,12 @@ COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
 hydra_bash_completion
 printf '%s\\n' "${COMPREPLY[@]}"
 """
+
+
+def test_flags_may_stand_anywhere() -> None:
+    line = "a=1 -m +recipe=x --config-dir own ~b --info defaults c=2 --cfg job"
+    asked = "-m --config-dir own --info defaults --cfg job a=1 recipe=x ~b c=2"
+    assert as_hydra_takes_it(line.split()) == asked.split()
 
 
 def environment(**more: str) -> dict[str, str]:

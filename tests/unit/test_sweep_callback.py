@@ -13,6 +13,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from rlpost.composition import CONF
 from rlpost.errors import ConfigError
+from rlpost.sweeps import grid
 from rlpost.sweeps.callback import adapt_optuna, params, pin_folder
 
 
@@ -54,6 +55,23 @@ def test_optuna_goes_the_way_of_the_objective_and_survives_failed_trials() -> No
 def test_what_optuna_can_not_follow_is_refused(override: str, way_out: str) -> None:
     with pytest.raises(ConfigError, match=way_out):
         adapted(override)
+
+
+def test_what_varies_is_known_before_the_jobs() -> None:
+    params = {"algorithm": "grpo,rloo", "trainer.optimizer.lr": "1e-4,3e-4", "seed": 3}
+    line = ["recipe=x", "algorithm=dapo", "+data.size=range(0,3)"]
+    overrides = grid.parsed(params, line)
+    assert grid.varied_keys(overrides) == ["trainer.optimizer.lr", "data.size"]
+    jobs = grid.combinations(overrides)
+    assert len(jobs) == 6 and {job[0] for job in jobs} == {"algorithm=dapo"}
+
+
+def test_a_problem_is_told_by_what_its_jobs_have_in_common() -> None:
+    jobs = [[f"seed={seed}", f"lr={rate}", "a=1"] for seed in (1, 2) for rate in (3, 4)]
+    assert grid.whose([0, 1, 2, 3], jobs) == ""
+    assert grid.whose([1, 3], jobs) == "with lr=4: "
+    assert grid.whose([3], jobs) == "with seed=2 lr=4: "
+    assert grid.whose([0, 3], jobs) == "with seed=1 lr=3, and in 1 more jobs: "
 
 
 def test_all_jobs_get_the_folder_of_their_sweep(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rlpost.composition import compose_node
 from rlpost.config import load
@@ -78,11 +80,25 @@ def test_the_best_job_comes_first_and_those_without_a_number_last() -> None:
 def test_the_summary_holds_the_whole_number_and_only_what_differs() -> None:
     failed = replace(record(1, None, "FAILED"), overrides=("recipe=x",), reason="a|b\nc")
     records = [record(0, 1 / 3), failed]
-    first, second = csv.DictReader(io.StringIO(summary.csv_text(records)))
+    first, second = csv.DictReader(io.StringIO(summary.csv_text(records, ["seed"])))
     assert float(first["objective"]) == 1 / 3 and first["overrides"] == "seed=0"
     assert second["reason"] == "a|b\nc" and second["overrides"] == ""
-    text = summary.markdown(records, "title")
+    text = summary.markdown(records, ["seed"], "title")
     assert "- for all jobs: `recipe=x`" in text and r"a\|b<br>c" in text
+
+
+def test_the_table_is_readable_in_80_columns() -> None:
+    varied = ["trainer.optimizer.lr", "algorithm", "reward.parts.own.function.wanted"]
+    overrides = ("recipe=x", *(f"{key}=0.00012345" for key in varied))
+    failed = replace(record(1, None, "FAILED"), overrides=overrides, reason="EngineError: died\nat")
+    records = [replace(record(0, 1 / 3), overrides=overrides), failed]
+    console = Console(width=80, file=io.StringIO())
+    console.print(summary.table(records, varied, "title"))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (first,) = [line for line in lines if "FINISHED" in line]
+    assert "lr=0.0001234 algorithm=" in first and " 0.333333 " in first
+    assert len(lines) == 9 and max(map(len, lines)) <= 80
+    assert summary.reasons(records) == ["job 1 FAILED: EngineError: died"]
 
 
 def job(folder: Path, *, stop_sweep: bool = False) -> Job:
@@ -107,7 +123,7 @@ def test_a_failed_job_ends_the_sweep_if_asked(tmp_path: Path) -> None:
     with pytest.raises(EngineError):  # of a process that only runs the job
         job(tmp_path, stop_sweep=True).run(lambda: fail(EngineError("died")))
     with pytest.raises(SystemExit), session.whole_sweep():  # Hydra stops at no Exception
-        session.lead(session.Sweep(tmp_path, None))
+        session.lead(session.Sweep(tmp_path, None, [], []))
         job(tmp_path, stop_sweep=True).run(lambda: fail(EngineError("died")))
     assert "FAILED" in (tmp_path / "summary.md").read_text()
 
@@ -120,7 +136,7 @@ def test_a_number_that_is_none_is_said_and_kept_from_the_sweeper(tmp_path: Path)
 
 def test_ctrl_c_marks_the_job_and_leaves_the_summary(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), session.whole_sweep():
-        session.lead(session.Sweep(tmp_path, None))
+        session.lead(session.Sweep(tmp_path, None, [], []))
         job(tmp_path).run(lambda: fail(KeyboardInterrupt()))
     (found,) = read_all(tmp_path)
     assert found.status == "KILLED" and "KILLED" in (tmp_path / "summary.csv").read_text()
@@ -129,7 +145,7 @@ def test_ctrl_c_marks_the_job_and_leaves_the_summary(tmp_path: Path) -> None:
 def test_a_job_that_never_wrote_its_end_has_failed_when_the_sweep_is_over(tmp_path: Path) -> None:
     job(tmp_path)
     with pytest.raises(SystemExit) as ending, session.whole_sweep():
-        session.lead(session.Sweep(tmp_path, None))
+        session.lead(session.Sweep(tmp_path, None, [], []))
     assert ending.value.code == 1
     assert "its process ended without a word" in (tmp_path / "summary.md").read_text()
 
@@ -139,7 +155,7 @@ def test_a_store_that_can_not_be_reached_is_told_once(
 ) -> None:
     (tmp_path / "file").touch()
     store = load(compose_node([f"tracking.mlflow.tracking_uri=sqlite:///{tmp_path}/file/runs.db"]))
-    sweep = session.Sweep(tmp_path, None, list(store.tracking.values()))
+    sweep = session.Sweep(tmp_path, None, list(store.tracking.values()), [])
     with pytest.raises(TrackingError, match="MLflow could not start"), session.whole_sweep():
         session.lead(sweep)
         sweep.begin("sweep", {})
@@ -147,10 +163,21 @@ def test_a_store_that_can_not_be_reached_is_told_once(
 
 
 def test_a_job_finds_the_run_of_its_sweep_in_the_same_store_only(tmp_path: Path) -> None:
-    sweep_file.write(tmp_path, {"sqlite:///a.db": "abc"})
+    sweep_file.write(tmp_path, {"sqlite:///a.db": "abc"}, [])
     assert sweep_file.parent_run(tmp_path / "3", "sqlite:///a.db") == "abc"
     assert sweep_file.parent_run(tmp_path / "3", "sqlite:///b.db") is None
     assert sweep_file.parent_run(tmp_path.parent / "alone", "sqlite:///a.db") is None
+
+
+def test_a_jobs_run_is_named_by_what_tells_it_from_the_others(tmp_path: Path) -> None:
+    varied = ["trainer.optimizer.lr", "data.size", "eval.data.size", "algorithm"]
+    sweep_file.write(tmp_path, {}, varied)
+    (tmp_path / "3" / ".hydra").mkdir(parents=True)
+    overrides = ["recipe=x", "trainer.optimizer.lr=0.00012346", "+data.size=8", "algorithm=rloo"]
+    (tmp_path / "3" / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
+    name = "lr=0.0001235 data.size=8 algorithm=rloo"
+    assert sweep_file.name_among_jobs(tmp_path / "3") == name
+    assert sweep_file.name_among_jobs(tmp_path / "4") == "4"
 
 
 def heed_sigint() -> None:
@@ -164,7 +191,7 @@ def test_ctrl_c_reaches_a_job_in_another_process(tmp_path: Path) -> None:
     with subprocess.Popen(command, preexec_fn=heed_sigint) as other:
         write(replace(read_all(tmp_path)[0], pid=other.pid))
         with pytest.raises(KeyboardInterrupt), session.whole_sweep():
-            session.lead(session.Sweep(tmp_path, None))
+            session.lead(session.Sweep(tmp_path, None, [], []))
             raise KeyboardInterrupt
         assert other.wait(0) == -signal.SIGINT
     assert "its process ended without a word" in (tmp_path / "summary.md").read_text()
@@ -189,6 +216,6 @@ def test_an_interrupted_sweep_names_the_jobs_that_go_on(tmp_path: Path) -> None:
     job(tmp_path)
     write(replace(read_all(tmp_path)[0], host="elsewhere", pid=1))
     with pytest.raises(KeyboardInterrupt), session.whole_sweep():
-        session.lead(session.Sweep(tmp_path, None))
+        session.lead(session.Sweep(tmp_path, None, [], []))
         raise KeyboardInterrupt
     assert "still runs as process 1 on elsewhere" in (tmp_path / "summary.md").read_text()
