@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from rlpost.errors import ConfigError
 from rlpost.types import GroupHandle, Sampling
 from rlpost.validation import Section
 
@@ -28,6 +29,23 @@ class EvaluatorConfig:
     temperature: NonNegativeFloat
     top_p: Annotated[float, Field(gt=0, le=1)]
 
+    def __post_init__(self) -> None:
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"num_samples ({self.num_samples}) answers are all the same at temperature 0, "
+                "which is greedy; raise temperature, or set num_samples: 1"
+            )
+
+    def check_size(self, num_prompts: int) -> None:
+        """Raises ConfigError when the data set has fewer prompts than are to be asked."""
+        if self.num_prompts is not None and self.num_prompts > num_prompts:
+            raise ConfigError(
+                [
+                    f"eval.num_prompts ({self.num_prompts}) is more than the {num_prompts} prompts "
+                    "of eval.data; lower it, or set null to ask them all"
+                ]
+            )
+
 
 class Evaluator:
     """Asks the first `num_prompts` prompts of its source and reports mean accuracy."""
@@ -37,6 +55,8 @@ class Evaluator:
     def __init__(
         self, config: EvaluatorConfig, *, source: PromptSource, max_response_tokens: int
     ) -> None:
+        """Raises ConfigError when `source` has fewer prompts than are to be asked."""
+        config.check_size(len(source))
         self.config = config
         self.source = source
         self._sampling = Sampling(
@@ -52,7 +72,7 @@ class Evaluator:
 
     async def run(self, rollouts: Rollouts, policy_version: int) -> dict[str, float]:
         """Metrics `eval/<data set>/...`; answers that could not be judged count in `missing`."""
-        count = min(self.config.num_prompts or len(self.source), len(self.source))
+        count = self.config.num_prompts or len(self.source)
         prompts = [self.source.get(0, index) for index in range(count)]
         groups = await rollouts.generate(
             prompts,

@@ -34,6 +34,21 @@ def data_set(config: RunConfig) -> tuple[str, int]:
         raise ConfigError([f"data: {error}"]) from error
 
 
+def check_eval_data(config: RunConfig) -> None:
+    """Opens the held-out set for the same reason, unless its Config says how many prompts it will
+    have: such a set is generated, which takes its time. Raises ConfigError."""
+    if config.eval is None:
+        return
+    data = config.eval.config.data
+    num_prompts = getattr(data.config, "size", None)
+    try:
+        if num_prompts is None:
+            num_prompts = len(build(data, seed=config.seed))
+    except DataError as error:
+        raise ConfigError([f"eval.data: {error}"]) from error
+    config.eval.config.check_size(num_prompts)
+
+
 def check_routes(config: RunConfig, source: PromptSource) -> None:
     """Reads all prompts once if they choose their teacher. Raises DataError for one without."""
     section = config.distillation

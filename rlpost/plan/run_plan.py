@@ -78,6 +78,7 @@ class RunPlan:
     def of(cls, config: RunConfig) -> RunPlan:
         """Reads the data set for its size. Raises ConfigError if it holds less than one batch."""
         data, num_prompts = arithmetic.data_set(config)
+        arithmetic.check_eval_data(config)
         prompts_per_step = config.train_batch_size // config.group_size
         num_steps = arithmetic.num_steps(config, num_prompts, prompts_per_step)
         steps_per_epoch = max(1, num_prompts // prompts_per_step)

@@ -65,6 +65,18 @@ def test_every_recipe_is_planned_in_three_seconds_without_heavy_libraries(all_pl
     assert max(seconds.values()) < 3, seconds
 
 
+def test_held_out_prompts_are_looked_for_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "two.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 2)
+    file, none = f"eval.data.path={tmp_path}/two.jsonl", f"eval.data.path={tmp_path}/none.jsonl"
+    for overrides, said in (
+        (["eval.num_prompts=1000"], r"num_prompts \(1000\) is more than the 256 prompts"),
+        (["data@eval.data=file", file], r"num_prompts \(256\) is more than the 2 prompts"),
+        (["data@eval.data=file", none], r"eval\.data: .*none\.jsonl is not a file"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            RunPlan.of(load(compose_node(overrides)))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipes_plan_is_whole(recipe: str, all_plans: Any) -> None:
     text = all_plans[1][recipe]

@@ -53,6 +53,7 @@ WRONG = [
         "group_size=1 algorithm=dapo algorithm.singleton=raw",
         "algorithm.dynamic_sampling: has no effect with group_size (1)",
     ),
+    ("eval.num_samples=4", "num_samples (4) answers are all the same at temperature 0"),
     ("eval.top_p=1.5", "eval.top_p: got 1.5; allowed: number > 0 and <= 1"),
     ("resume_from=outputs/nowhere", "resume_from: there is no folder 'outputs/nowhere'"),
     ("seed=${nothing}", "seed: interpolation '${nothing}' can't be resolved"),

@@ -46,6 +46,13 @@ class ToyConfig:
     def env(self) -> dict[str, str]:
         return {}
 
+    @property
+    def data(self) -> Section:
+        return section()
+
+    def check_size(self, num_prompts: int) -> None:
+        assert num_prompts == self.num_prompts
+
     def conflicts(self, run: RunConfig) -> tuple[str, ...]:
         return self.said
 
