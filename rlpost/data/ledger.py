@@ -141,6 +141,7 @@ class Ledger:
             "source": self._source.name,
             "size": len(self._source),
             "cursor": self._cursor,
+            "last_drawn": self._prompt_at(self._cursor - 1).key if self._cursor else None,
             "in_flight": {key: self._ordinals[key] for key in self._states},
             "outcomes": self._closed.hex()[1::2],
             "counts": self.counts,
@@ -168,7 +169,10 @@ class Ledger:
                     f"the ledger was saved with data {name} {state[name]!r}, this run has {now!r}; "
                     "resume with the same data group"
                 )
-        for key, ordinal in state["in_flight"].items():
+        places = {**state["in_flight"]}
+        if state["cursor"]:
+            places[state["last_drawn"]] = int(state["cursor"]) - 1
+        for key, ordinal in places.items():
             now = self._prompt_at(ordinal).key
             if now != key:
                 raise CheckpointError(

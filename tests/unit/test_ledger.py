@@ -22,6 +22,11 @@ class Numbers:
         return Prompt(f"{self.name}/{index}", epoch=epoch, index=index, text=str(index))
 
 
+class Backwards(Numbers):
+    def get(self, epoch, index):
+        return super().get(epoch, self.size - 1 - index)
+
+
 PATH = ("leased", "generated", "scored", "admitted", "trained")
 
 
@@ -116,3 +121,12 @@ def test_resume_with_other_data_is_refused():
     ledger = Ledger(Numbers(4), num_epochs=1, num_prompts=None)
     with pytest.raises(CheckpointError, match=r"size 3.*has 4"):
         ledger.load_state_dict(Ledger(Numbers(3), num_epochs=1, num_prompts=None).state_dict())
+
+
+def test_resume_in_another_order_is_refused_also_with_nothing_in_flight():
+    before, after = (
+        Ledger(source, num_epochs=1, num_prompts=None) for source in (Numbers(4), Backwards(4))
+    )
+    advance(before, before.draw().key, "trained")
+    with pytest.raises(CheckpointError, match="place 0 held prompt 'n/0@0'.*same data and seed"):
+        after.load_state_dict(before.state_dict())
