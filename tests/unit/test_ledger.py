@@ -128,5 +128,5 @@ def test_resume_in_another_order_is_refused_also_with_nothing_in_flight():
         Ledger(source, num_epochs=1, num_prompts=None) for source in (Numbers(4), Backwards(4))
     )
     advance(before, before.draw().key, "trained")
-    with pytest.raises(CheckpointError, match="place 0 held prompt 'n/0@0'.*same data and seed"):
+    with pytest.raises(CheckpointError, match=r"place 0 held prompt 'n/0@0'.*same data and seed"):
         after.load_state_dict(before.state_dict())
