@@ -1,12 +1,18 @@
-"""What makes a folder a usable Hugging Face model."""
+"""What makes a folder a usable Hugging Face model, and writing one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlpost.errors import ModelError
+from rlpost.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from transformers.utils import logging as transformers_logging
+else:
+    transformers_logging = LazyModule("transformers.utils.logging")
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -43,3 +49,14 @@ def check_length(folder: Path, max_length: int) -> None:
             f"model.max_length ({max_length}) is more than the {limit} positions of the model in "
             f"{folder}; try model.max_length={limit}"
         )
+
+
+def save_quietly(model: Any, folder: Path) -> None:
+    """`save_pretrained` without its progress bar, which would stand between a run's own lines."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -12,7 +12,7 @@ from rlpost.errors import ModelError
 from rlpost.lazy import LazyModule
 from rlpost.models.base import Model
 from rlpost.models.cache import build_once, key_of
-from rlpost.models.folder import read_settings
+from rlpost.models.folder import read_settings, save_quietly
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def write(source: Path, settings: Mapping[str, Any], folder: Path) -> None:
         if file.is_file() and not file.name.endswith(WEIGHTS):
             shutil.copy(file, folder)
     (folder / "config.json").write_text(json.dumps(settings, indent=2))
-    random_model(folder).save_pretrained(folder)
+    save_quietly(random_model(folder), folder)
 
 
 def random_model(folder: Path) -> Any:

@@ -18,7 +18,7 @@ from rlpost.errors import ModelError
 from rlpost.lazy import LazyModule
 from rlpost.models.base import Dtype
 from rlpost.models.cache import build_once
-from rlpost.models.folder import checked
+from rlpost.models.folder import checked, save_quietly
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def convert(source: Path, folder: Path, dtype: Dtype) -> None:
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=2
     )
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    save_quietly(model.to(getattr(torch, dtype)), folder)
     tokenizer.save_pretrained(folder)
 
 

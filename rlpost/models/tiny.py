@@ -20,6 +20,7 @@ from rlpost.models.characters import (
     padded_size,
     vocabulary,
 )
+from rlpost.models.folder import save_quietly
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +98,7 @@ class TinyModel:
         config, settings = self.config, self.settings()
         tokens = vocabulary(config.characters, settings["vocab_size"])
         character_tokenizer(tokens, max_length=config.max_length).save_pretrained(folder)
-        random_decoder(config, settings).save_pretrained(folder)
+        save_quietly(random_decoder(config, settings), folder)
 
 
 def random_decoder(config: TinyModelConfig, sizes: Mapping[str, Any]) -> Any:

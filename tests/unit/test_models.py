@@ -32,6 +32,11 @@ def folder(tmp_path_factory) -> Path:
     return tiny().prepare(tmp_path_factory.mktemp("models"))
 
 
+def test_a_model_is_saved_without_a_progress_bar(tmp_path, capfd):
+    tiny().prepare(tmp_path)
+    assert capfd.readouterr().err == ""
+
+
 def test_auto_tokenizer_gives_one_token_per_character_and_decodes_them_back(folder):
     from transformers import AutoTokenizer
 
