@@ -47,7 +47,6 @@ class RunPlan:
     group_size: int
     train_batch_size: int
     num_minibatches: int
-    data_parallel_size: int
     num_steps: int
     steps_per_epoch: int
     staleness: str
@@ -69,11 +68,6 @@ class RunPlan:
     def samples_per_minibatch(self) -> int:
         return self.train_batch_size // self.num_minibatches
 
-    @property
-    def samples_per_rank(self) -> int:
-        """Samples of one optimizer step on one data-parallel rank."""
-        return self.samples_per_minibatch // self.data_parallel_size
-
     @classmethod
     def of(cls, config: RunConfig) -> RunPlan:
         """Reads the data set for its size. Raises ConfigError if it holds less than one batch."""
@@ -90,7 +84,6 @@ class RunPlan:
             group_size=config.group_size,
             train_batch_size=config.train_batch_size,
             num_minibatches=config.algorithm.config.num_minibatches,
-            data_parallel_size=config.trainer.config.data_parallel_size,
             num_steps=num_steps,
             steps_per_epoch=steps_per_epoch,
             staleness=arithmetic.staleness(config),
