@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +172,23 @@ async def test_a_checkpoint_holds_both_and_a_resume_restores_both(driver: Driver
     assert driver.checkpointer.given["exports"] == {"hf": "actor", "critic_hf": "critic"}
     await driver.resume(Path("saved"))
     assert driver.checkpointer.loaded == ["actor", "critic"]
+
+
+async def test_a_resumed_run_gives_the_engines_all_weights_under_its_old_version(
+    driver: Driver,
+) -> None:
+    """Else the first answers would come from the model that the engines have loaded."""
+    pushed = []
+
+    async def push(version: int, *_: Any, full: bool, **__: Any) -> dict[str, float]:
+        pushed.append((version, full))
+        return {}
+
+    driver.weight_sync = SimpleNamespace(push=push)
+    driver.recorder.add = lambda metrics: None
+    await driver.resume(Path("saved"))
+    await driver.start()
+    assert pushed == [(1, True)] and driver.step == 3
 
 
 async def test_only_frozen_roles_start_early_and_no_pass_runs_twice(driver: Driver) -> None:
