@@ -18,6 +18,7 @@ def cut_problems(config: RunConfig, known: Mapping[str, ModelShape | None]) -> I
         if shape is not None:
             lines = uneven_cuts(
                 num_heads=shape.num_heads,
+                num_key_value_heads=shape.num_key_value_heads,
                 intermediate_size=shape.intermediate_size,
                 num_layers=shape.num_layers,
                 **cut,

@@ -23,12 +23,16 @@ SHOWN = 3  # workers named in a message
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """`plan` is of `config` and `bundles`; `replan` plans a changed configuration."""
+    """`plan` is of `config` and `bundles`; `replan` plans a changed configuration.
+
+    `bears` says whether the models can be cut as a changed configuration asks.
+    """
 
     config: RunConfig
     plan: MemoryPlan
     bundles: Sequence[Bundle]
     replan: Callable[[RunConfig], MemoryPlan]
+    bears: Callable[[RunConfig], bool]
 
     def problems(self, machine: Machine) -> Iterator[str]:
         """One line for each node and each GPU that what is certain does not fit into."""
@@ -74,7 +78,8 @@ class MemoryFit:
             ways = variants.first_of_each_key(
                 text
                 for text, made in tried
-                if all(count(item) <= have for item in self._loads(made, on_gpu=on_gpu))
+                if self.bears(made)
+                and all(count(item) <= have for item in self._loads(made, on_gpu=on_gpu))
             )
             if ways:
                 return ways

@@ -216,10 +216,15 @@ def problems(
     def replan(changed: RunConfig) -> MemoryPlan:
         return memory_plan(changed, known, place(changed, cluster, wide), machine.device_bytes)
 
+    uneven = list(cut_problems(config, known))
+
+    def bears(changed: RunConfig) -> bool:
+        return all(problem in uneven for problem in cut_problems(changed, known))
+
     return [
-        *cut_problems(config, known),
+        *uneven,
         *resource_problems(config, cluster),
-        *MemoryFit(config, memory, placed, replan).problems(machine),
+        *MemoryFit(config, memory, placed, replan, bears).problems(machine),
         *kv_cache_problems(config, known, memory, machine.device_bytes),
         *disk_problems(config, disk, machine),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 from rlpost.config import RunConfig, Section
 
 Variant = tuple[str, RunConfig]  # as written on the command line, and what it makes
-FACTORS = (2, 4, 8)
+FACTORS = range(2, 9)
 CUTS = (
     ("trainer", "data_parallel_size"),
     ("trainer", "tensor_model_parallel_size"),

@@ -233,6 +233,11 @@ EIGHT_BILLION = [
     *["model.num_key_value_heads=8", "model.intermediate_size=14336", "model.dtype=bfloat16"],
     *["cluster.num_gpus=16"],
 ]
+NINE_HEADS = [
+    *["model=tiny_init", "model.num_layers=32", "model.hidden_size=4608", "model.num_heads=9"],
+    *["model.num_key_value_heads=3", "model.intermediate_size=13824", "model.dtype=bfloat16"],
+    *["cluster.num_gpus=16"],
+]
 SMALL_DISK = Machine(64 * GIB, 64 * GIB, 80 * GIB, 6 * GIB)
 SMOL = "+recipe=grpo_smollm2"
 REFUSED: list[tuple[Machine, list[str], str]] = [
@@ -259,6 +264,12 @@ REFUSED: list[tuple[Machine, list[str], str]] = [
         [*ON_GPUS, *EIGHT_BILLION],
         r"GPU 0 of node 0: actor\[0\] 117 GiB \(optimizer 78 GiB\) exceeds 80 GiB; try "
         r"trainer.tensor_model_parallel_size=2 or trainer.data_parallel_size=4",
+    ),
+    (
+        ROOMY,
+        [*ON_GPUS, *NINE_HEADS],
+        r"GPU 0 of node 0: actor\[0\] .* exceeds 80 GiB; try "
+        r"trainer.tensor_model_parallel_size=3 or",
     ),
     (
         ROOMY,
@@ -316,5 +327,12 @@ def test_ranks_that_cannot_share_a_model_evenly_are_refused(monkeypatch: Any) ->
     )
     heads = "tensor_parallel (3) must divide the model's num_attention_heads (8); try 2"
     assert {f"actor: {heads}", f"engine: {heads}"} <= set(cut.problems)
+    shared = ["model=tiny_init", "model.num_heads=12", "model.num_key_value_heads=4"]
+    six = ["model.hidden_size=96", "trainer.tensor_model_parallel_size=6"]
+    keys = planned(monkeypatch, "+recipe=grpo_chain", *shared, *six, "model.intermediate_size=192")
+    assert keys.problems[0] == (
+        "actor: tensor_parallel (6) must divide the model's num_key_value_heads (4) or be a "
+        "multiple of it; try 4"
+    )
     layers = "actor: pipeline_parallel (40) must divide the model's num_hidden_layers (2); try 2"
     assert layers in cut.problems

@@ -200,6 +200,7 @@ def _layout_problems(
     split_asked_for = any("pipeline" in option for option in merged)  # Megatron checks it
     problems = uneven_cuts(
         num_heads=hf_config.num_attention_heads,
+        num_key_value_heads=hf_config.num_key_value_heads,
         intermediate_size=hf_config.intermediate_size,
         num_layers=hf_config.num_hidden_layers,
         tp=tp,
