@@ -103,9 +103,8 @@ class Sweep:
         (self.folder / "summary.csv").write_text(summary.csv_text(records, self._varied))
         (self.folder / "summary.md").write_text(summary.markdown(records, self._varied, title))
         console = Console(highlight=False, soft_wrap=True)
-        console.print()
-        for item in summary.shared_overrides(records, self._varied):
-            console.print(f"for all jobs: {item}", markup=False)
+        shared = " ".join(summary.shared_overrides(records, self._varied))
+        console.print(f"\nfor all jobs: {shared}" if shared else "", markup=False)
         Console(highlight=False).print(summary.table(records, self._varied, title))
         for item in summary.reasons(records):
             console.print(item, markup=False)
