@@ -13,7 +13,8 @@ from rlpost.rollout.base import Rollout
 from rlpost.rollout.process_rewards import StepScores
 from rlpost.types import Array, BlockRef, GroupHandle, Prompt, SampleBlock, sample_id
 
-PART = "reward/"  # column of a part of the reward
+# Columns of a part of the reward: its value, and the status of its verdict.
+PART, VERDICT = "reward/", "verdict/"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _score_scalars(scores: Sequence[Score], size: int) -> dict[str, Array]:
     for part in scores[0].verdicts:
         verdicts = [score.verdicts[part] for score in scores]
         columns[f"{PART}{part}"] = np.array([value_of(verdict) for verdict in verdicts])
-        columns[f"verdict/{part}"] = np.array([verdict.status for verdict in verdicts])
+        columns[f"{VERDICT}{part}"] = np.array([verdict.status for verdict in verdicts])
     return columns
 
 
@@ -92,10 +93,15 @@ def _step_tokens(steps: Sequence[StepScores]) -> dict[str, Array]:
 def _step_scalars(steps: Sequence[StepScores]) -> dict[str, Array]:
     if not steps:
         return {}
-    column = np.empty(len(steps), object)
-    for row, scored in enumerate(steps):
-        column[row] = np.array(scored.scores, np.float32)
-    return {"step_scores": column}
+    return {"step_scores": as_objects([np.array(scored.scores) for scored in steps])}
+
+
+def as_objects(values: Sequence[Array]) -> Array:
+    """[N] arrays of uneven length as one column."""
+    column = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        column[row] = value
+    return column
 
 
 def _text_scalars(prompt: Prompt, text: GroupText) -> dict[str, Array]:
@@ -108,21 +114,19 @@ def _text_scalars(prompt: Prompt, text: GroupText) -> dict[str, Array]:
 
 
 def make_handle(
-    prompt: Prompt,
+    prompt_key: str,
     block: SampleBlock,
     ref: BlockRef,
     *,
-    scores: Sequence[Score],
     generate_s: float,
     reward_s: float,
-    steps: Sequence[StepScores] = (),
+    teacher: str = "",
 ) -> GroupHandle:
-    """The handle of a group that can be trained."""
+    """The handle of a group that can be trained: what its block says, in small scalars."""
     mask = block.tokens["loss_mask"]
     starts = np.cumsum(block.lengths) - block.lengths
-    statuses = [verdict.status for score in scores for verdict in score.verdicts.values()]
     return GroupHandle(
-        prompt_key=prompt.key,
+        prompt_key=prompt_key,
         sample_ids=block.sample_ids,
         block=ref,
         rewards=tuple(block.scalars["reward"].tolist()),
@@ -131,21 +135,22 @@ def make_handle(
         loss_tokens=tuple(np.add.reduceat(mask.astype(np.int64), starts).tolist()),
         finish_reasons=tuple(block.scalars["finish_reason"].tolist()),
         oldest_version=int(block.tokens["policy_versions"][mask].min()),
-        verdict_counts=dict(Counter(statuses)),
+        verdict_counts=_verdict_counts(block),
         generate_s=generate_s,
         reward_s=reward_s,
-        step_rewards=tuple(scored.scores for scored in steps),
-        part_rewards=part_rewards(block),
+        step_rewards=tuple(tuple(row.tolist()) for row in block.scalars.get("step_scores", ())),
+        part_rewards={
+            name.removeprefix(PART): tuple(column.tolist())
+            for name, column in block.scalars.items()
+            if name.startswith(PART)
+        },
+        teacher=teacher,
     )
 
 
-def part_rewards(block: SampleBlock) -> dict[str, tuple[float, ...]]:
-    """Part of the reward -> its value for each sample of a scored group, NaN where missing."""
-    return {
-        name.removeprefix(PART): tuple(column.tolist())
-        for name, column in block.scalars.items()
-        if name.startswith(PART)
-    }
+def _verdict_counts(block: SampleBlock) -> dict[str, int]:
+    columns = [column for name, column in block.scalars.items() if name.startswith(VERDICT)]
+    return dict(Counter(status for column in columns for status in column.tolist()))
 
 
 def failed_handle(prompt: Prompt, failure: str, *, ref: BlockRef, generate_s: float) -> GroupHandle:

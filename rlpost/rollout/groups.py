@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlpost.cluster import store
 from rlpost.rewards.budget import FailureBudget
@@ -71,16 +71,14 @@ class GroupMaker:
         block = make_block(pending.prompt, rollouts, scores, text, steps)
         if pending.teacher_prompt_ids is not None:
             block = with_teacher_prompt(block, pending.teacher_prompt_ids)
-        handle = make_handle(
-            pending.prompt,
+        return make_handle(
+            pending.prompt.key,
             block,
             await asyncio.to_thread(store.put, block),
-            scores=scores,
             generate_s=generate_s,
             reward_s=time.monotonic() - started,
-            steps=steps,
+            teacher=pending.teacher,
         )
-        return replace(handle, teacher=pending.teacher)
 
     async def _stored_failure(
         self, pending: Pending, rollouts: Sequence[Rollout], failure: str, generate_s: float

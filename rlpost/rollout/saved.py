@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from rlpost.cluster import store
 from rlpost.errors import DataError
-from rlpost.rollout.blocks import PART
+from rlpost.rollout.blocks import PART, VERDICT, as_objects, make_handle
 from rlpost.rollout.encoding import load_tokenizer
 from rlpost.rollout.samples import samples_file, write_samples
 from rlpost.types import BlockRef, GroupHandle, SampleBlock
@@ -37,9 +36,9 @@ TOKENS = {
     "policy_versions": np.int32,
 }
 OPTIONAL_TOKENS = {"step_index": np.int32}
-SCALARS = ("prompt_length", "reward", "accuracy", "finish_reason", "truncated")
+SCALARS = ("prompt_length", "finish_reason", "truncated")
 TEXTS = ("prompt", "response", "answer")
-NEEDED = ("sample_id", "prompt_key", "reason", *TOKENS, *SCALARS, *TEXTS)
+NEEDED = ("sample_id", "prompt_key", "reason", "reward", "accuracy", *TOKENS, *SCALARS, *TEXTS)
 
 
 class SavedSamples:
@@ -122,8 +121,9 @@ class SavedSamples:
             )
 
     def _group(self, path: Path, prompt_key: str, rows: Sequence[Row]) -> GroupHandle:
-        block = block_of(rows)
-        return handle_of(prompt_key, block, rows, teacher=self._teacher(path, rows[0]))
+        block, teacher = block_of(rows), self._teacher(path, rows[0])
+        ref = store.put(block)
+        return make_handle(prompt_key, block, ref, generate_s=0.0, reward_s=0.0, teacher=teacher)
 
     def _teacher(self, path: Path, row: Row) -> str:
         if not self._teachers:
@@ -167,54 +167,18 @@ def block_of(rows: Sequence[Row]) -> SampleBlock:
 
 
 def scalars_of(rows: Sequence[Row]) -> dict[str, Any]:
-    parts = [name for name in rows[0] if name.startswith((PART, "verdict/"))]
-    columns = {name: np.array([row[name] for row in rows]) for name in (*SCALARS, *parts)}
+    numbers = ("reward", "accuracy", *(name for name in rows[0] if name.startswith(PART)))
+    others = (*SCALARS, *(name for name in rows[0] if name.startswith(VERDICT)))
+    columns = {name: np.array([number(row[name]) for row in rows]) for name in numbers}
+    columns |= {name: np.array([row[name] for row in rows]) for name in others}
     columns |= {name: np.array([row[name] for row in rows], object) for name in TEXTS}
     if rows[0].get("step_scores") is not None:
-        columns["step_scores"] = as_objects(
-            [np.array(row["step_scores"], np.float32) for row in rows]
-        )
+        columns["step_scores"] = as_objects([np.array(row["step_scores"]) for row in rows])
     if rows[0].get("teacher_prompt_ids") is not None:
         columns["teacher_prompt_ids"] = np.array(
             [row["teacher_prompt_ids"] for row in rows], np.int32
         )
     return columns
-
-
-def as_objects(values: Sequence[Any]) -> Any:
-    column = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        column[row] = value
-    return column
-
-
-def handle_of(
-    prompt_key: str, block: SampleBlock, rows: Sequence[Row], *, teacher: str
-) -> GroupHandle:
-    mask = block.tokens["loss_mask"]
-    statuses = [row[name] for row in rows for name in row if name.startswith("verdict/")]
-    steps = "step_scores" in block.scalars
-    return GroupHandle(
-        prompt_key=prompt_key,
-        sample_ids=block.sample_ids,
-        block=store.put(block),
-        rewards=tuple(number(row["reward"]) for row in rows),
-        accuracies=tuple(number(row["accuracy"]) for row in rows),
-        lengths=tuple(block.lengths.tolist()),
-        loss_tokens=tuple(int(np.sum(row["loss_mask"])) for row in rows),
-        finish_reasons=tuple(row["finish_reason"] for row in rows),
-        oldest_version=int(block.tokens["policy_versions"][mask].min()),
-        verdict_counts=dict(Counter(status for status in statuses if status is not None)),
-        generate_s=0.0,
-        reward_s=0.0,
-        step_rewards=tuple(tuple(map(float, row["step_scores"])) for row in rows) if steps else (),
-        part_rewards={
-            name.removeprefix(PART): tuple(number(row[name]) for row in rows)
-            for name in rows[0]
-            if name.startswith(PART)
-        },
-        teacher=teacher,
-    )
 
 
 def number(value: float | None) -> float:

@@ -16,7 +16,9 @@ from rlpost.prm.limits import LimitsConfig
 from rlpost.prm.model import ModelPrm, ModelPrmConfig
 from rlpost.prm.steps import StepsConfig
 from rlpost.prm.verifier import VerifierPrm, VerifierPrmConfig
+from rlpost.rollout import saved
 from rlpost.rollout.classifiers import ClassifierPool
+from rlpost.rollout.saved import SavedSamples
 from rlpost.types import Prompt, Sampling
 from rlpost.validation import Section
 
@@ -122,6 +124,25 @@ async def test_a_model_is_asked_once_per_response_and_read_at_step_ends(make):
     # The steps end at positions 7 and 9.
     wanted = [1 / (1 + math.exp(10 - end)) for end in (7, 9)]
     assert group.step_rewards[0] == pytest.approx(wanted)
+
+
+async def test_a_saved_group_has_the_numbers_of_the_group_that_was_trained(
+    make, monkeypatch, tmp_path
+):
+    """Training again on saved samples then gives the same advantages, bit for bit."""
+    worker = await make(model_prm(), [answer("1", "2")] * 2, [FakeWorker(FakeClassifier())])
+    (group,) = await groups(worker, [PROMPT])
+    await worker.write_samples(1, [(group, "trained")])
+    await worker.close()
+    monkeypatch.setattr(saved, "load_tokenizer", lambda path: Tokenizer())
+    reader = SavedSamples(
+        source=tmp_path, model_path="", prompts_per_step=1, group_size=2, teachers=(),
+        run_dir=tmp_path / "again",
+    )  # fmt: skip
+    await reader.start(num_steps=1)
+    (again,) = await reader.groups(1)
+    unsaved = {"block": None, "generate_s": 0.0, "reward_s": 0.0}
+    assert replace(again, **unsaved) == replace(group, **unsaved)
 
 
 async def test_an_engine_that_fails_is_left_for_another():
