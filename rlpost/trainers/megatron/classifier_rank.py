@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlpost.algorithms.step_classification import StepClassification
-from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.role import MegatronRole, MegatronRoleConfig
 
 if TYPE_CHECKING:
@@ -34,21 +33,7 @@ class MegatronClassifierRank(MegatronRole["Classifier"]):
     Config = MegatronClassifierRankConfig
     classifies = True
     head = "labels"
-
-    def __init__(
-        self,
-        config: MegatronClassifierRankConfig,
-        *,
-        spec: RankSpec,
-        model_path: str,
-        dtype: str,
-        algorithm: StepClassification,
-        seed: int,
-    ) -> None:
-        super().__init__(config, spec=spec, seed=seed)
-        self.model_path = model_path
-        self.dtype = dtype
-        self.algorithm = algorithm
+    algorithm: StepClassification
 
     def _builder(self) -> Callable[[], Classifier]:
         from rlpost.trainers.megatron.classifier import Classifier

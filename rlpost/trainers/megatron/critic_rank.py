@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlpost.algorithms.base import ValueAlgorithm
-from rlpost.trainers.base import RankSpec
 from rlpost.trainers.megatron.role import MegatronRole, MegatronRoleConfig
 from rlpost.types import BatchView, PassResult
 
@@ -26,21 +25,7 @@ class MegatronCriticRank(MegatronRole["Critic"]):
 
     Config = MegatronCriticRankConfig
     head = "value"
-
-    def __init__(
-        self,
-        config: MegatronCriticRankConfig,
-        *,
-        spec: RankSpec,
-        model_path: str,
-        dtype: str,
-        algorithm: ValueAlgorithm,
-        seed: int,
-    ) -> None:
-        super().__init__(config, spec=spec, seed=seed)
-        self.model_path = model_path
-        self.dtype = dtype
-        self.algorithm = algorithm
+    algorithm: ValueAlgorithm
 
     def _builder(self) -> Callable[[], Critic]:
         from rlpost.trainers.megatron.critic import Critic

@@ -33,6 +33,7 @@ class MegatronRank(MegatronRole["Policy"]):
 
     Config = MegatronRankConfig
     config: MegatronRankConfig
+    algorithm: Algorithm | None
 
     def __init__(
         self,
@@ -47,10 +48,14 @@ class MegatronRank(MegatronRole["Policy"]):
         teacher_path: str | None = None,
         seed: int,
     ) -> None:
-        super().__init__(config, spec=spec, seed=seed)
-        self.model_path = model_path
-        self.dtype = dtype
-        self.algorithm = algorithm
+        super().__init__(
+            config,
+            spec=spec,
+            model_path=model_path,
+            dtype=dtype,
+            algorithm=algorithm,
+            seed=seed,
+        )
         self.temperature = temperature
         self.distillation = distillation
         self.teacher_path = teacher_path

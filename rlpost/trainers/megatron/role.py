@@ -89,9 +89,21 @@ class MegatronRole(ABC, Generic[N]):
 
     head: ClassVar[Head] = "logits"
 
-    def __init__(self, config: MegatronRoleConfig, *, spec: RankSpec, seed: int) -> None:
+    def __init__(
+        self,
+        config: MegatronRoleConfig,
+        *,
+        spec: RankSpec,
+        model_path: str,
+        dtype: str,
+        algorithm: Any,
+        seed: int,
+    ) -> None:
         self.config = config
         self.spec = spec
+        self.model_path = model_path
+        self.dtype = dtype
+        self.algorithm = algorithm
         self.seed = seed
         self._built: N | None = None
 
