@@ -107,6 +107,11 @@ def saved_state(folder: Path) -> dict[str, Any]:
     return state
 
 
+def saved_step(folder: Path) -> int:
+    """Steps that were finished when it was saved. Raises CheckpointError."""
+    return int(saved_state(folder)["step"])
+
+
 def write_manifest(folder: Path) -> None:
     """Lists every file below `folder`, then appears by atomic rename."""
     files = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from rlpost.checkpoint import complete, saved_state
+from rlpost.checkpoint import complete, saved_step
 from rlpost.cluster.signals import heeding_warnings
 from rlpost.cluster.slurm_job import was_requeued
 from rlpost.config import RunConfig, build
@@ -73,5 +73,5 @@ def going_on(config: RunConfig, run_dir: Path) -> RunConfig:
     if config.resume_from is not None and not was_requeued(os.environ):
         return config
     print(f"going on from {own[-1]}, which this run's own folder holds", flush=True)
-    forget_after(run_dir, int(saved_state(own[-1])["step"]))
+    forget_after(run_dir, saved_step(own[-1]))
     return replace(config, resume_from=str(own[-1]))

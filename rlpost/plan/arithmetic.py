@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+from rlpost.checkpoint import saved_step
 from rlpost.config import RunConfig, build
 from rlpost.data.base import PromptSource
-from rlpost.errors import ConfigError, DataError
+from rlpost.errors import CheckpointError, ConfigError, DataError
 from rlpost.loops.passes import Pass, plan_passes, teacher_passes
 from rlpost.roles import engine_roles, trainer_roles
 from rlpost.validation import Section
@@ -77,13 +79,25 @@ def num_steps(config: RunConfig, num_prompts: int, prompts_per_step: int) -> int
 
 
 def profile_problems(config: RunConfig, num_steps: int) -> Iterator[str]:
-    """A step that never comes would leave no trace."""
+    """A step that never comes, or has been, would leave no trace."""
     profile = config.debug.profile
-    if profile is not None and profile.last_step > num_steps:
+    if profile is None:
+        return
+    if profile.last_step > num_steps:
         yield (
             f"debug.profile: the last step it records is {profile.last_step} (first_step "
             f"{profile.first_step}, num_steps {profile.num_steps}), but the run ends after "
             f"{num_steps}; raise num_steps or lower debug.profile.first_step"
+        )
+    try:
+        done = 0 if config.resume_from is None else saved_step(Path(config.resume_from))
+    except CheckpointError as error:
+        yield f"resume_from: {error}"
+        return
+    if profile.first_step <= done:
+        yield (
+            f"debug.profile: the first step it records is {profile.first_step}, but the run goes "
+            f"on after step {done} of resume_from; set debug.profile.first_step={done + 1} or more"
         )
 
 

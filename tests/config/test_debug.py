@@ -105,6 +105,22 @@ def test_wrong_debug_keys_are_refused(overrides: list[str], said: str) -> None:
         configured("+recipe=grpo_chain", *overrides)
 
 
+def test_profiled_steps_may_not_have_been_before_a_resumed_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step_000005"
+    checkpoint.mkdir()
+    resumed = ["+recipe=grpo_chain", "debug=profile", f"resume_from={checkpoint}"]
+    (problem,) = RunPlan.of(configured(*resumed)).problems
+    assert problem.startswith("resume_from: ") and "has no manifest.json" in problem
+    (checkpoint / "state.json").write_text('{"step": 5}')
+    (checkpoint / "manifest.json").write_text("{}")
+    (problem,) = RunPlan.of(configured(*resumed)).problems
+    assert problem == (
+        "debug.profile: the first step it records is 2, but the run goes on after step 5 of "
+        "resume_from; set debug.profile.first_step=6 or more"
+    )
+    assert RunPlan.of(configured(*resumed, "debug.profile.first_step=6")).problems == ()
+
+
 @pytest.mark.parametrize(
     ("length", "said"),
     [
