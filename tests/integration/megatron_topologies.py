@@ -86,7 +86,7 @@ def _pipeline_logits(stage: Any, vocab_size: int) -> torch.Tensor | None:
 
     def step(batches: Any, part: Any) -> Any:
         hidden = model.forward_packed(part, next(batches), LENGTHS)
-        return hidden, lambda out, non_loss_data: model.logits(stage, out[0], vocab_size)
+        return hidden, lambda out, non_loss_data: full_logits(stage, out[0], vocab_size)
 
     outputs = get_forward_backward_func()(
         forward_step_func=step,
@@ -106,7 +106,7 @@ def _logits_one_by_one(stage: Any, vocab_size: int) -> torch.Tensor:
     from rlpost.trainers.megatron import model
 
     hidden = [model.forward_packed(stage, ids, [len(ids)])[0] for ids in token_ids().split(LENGTHS)]
-    return model.logits(stage, torch.cat(hidden), vocab_size)
+    return full_logits(stage, torch.cat(hidden), vocab_size)
 
 
 def _gradient_norm(stage: Any, vocab_size: int) -> float:
@@ -117,8 +117,20 @@ def _gradient_norm(stage: Any, vocab_size: int) -> float:
     from rlpost.trainers.megatron import model
 
     hidden = model.forward_packed(stage.train(), token_ids(), LENGTHS)[0]
-    model.logits(stage, hidden, vocab_size).log_softmax(-1)[:, 0].sum().backward()
+    full_logits(stage, hidden, vocab_size).log_softmax(-1)[:, 0].sum().backward()
     counted = [p for p in stage.parameters() if param_is_not_tensor_parallel_duplicate(p)]
     square = torch.stack([p.grad.square().sum() for p in counted]).sum()
     dist.all_reduce(square, group=parallel_state.get_tensor_model_parallel_group())
     return math.sqrt(square.item())
+
+
+def full_logits(stage: Any, hidden_T: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[T, H] of the trainer's model -> logits [T, vocab_size], collective over tensor parallel."""
+    from megatron.core.tensor_parallel import mappings
+
+    from rlpost.trainers.megatron.model import output_weight
+
+    copied = mappings.copy_to_tensor_model_parallel_region(hidden_T)
+    shard = copied @ output_weight(stage).t()
+    logits: torch.Tensor = mappings.gather_from_tensor_model_parallel_region(shard)
+    return logits[:, :vocab_size]

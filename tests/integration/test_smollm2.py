@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.multiprocessing
+from megatron_topologies import full_logits
 from trainer_ranks import trainer_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -72,7 +73,7 @@ def save_logits(rank, folder, out):
     parts = torch.load(f"{out}/parts.pt")
     with torch.no_grad():
         hidden = model.forward_packed(stage.eval(), torch.cat(parts), [len(ids) for ids in parts])
-        torch.save(model.logits(stage, hidden[0], config.vocab_size), f"{out}/logits.pt")
+        torch.save(full_logits(stage, hidden[0], config.vocab_size), f"{out}/logits.pt")
     wrapped = optimizer.wrap(stage.train())
     built = optimizer.build(wrapped, trainer_config().optimizer, torch.float32)
     torch.save(offload.held_bytes(stage, wrapped, built), f"{out}/held.pt")

@@ -6,7 +6,7 @@ Letters: T packed tokens, H hidden size, V padded vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -20,11 +20,7 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    gather_from_tensor_model_parallel_region,
-)
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -40,11 +36,10 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
+from rlpost.models.shape import Head
 from rlpost.trainers.megatron import device
 from rlpost.trainers.megatron.attention import PackedAttention, packed
 from rlpost.trainers.megatron.model_config import rope_options, transformer_config
-
-HeadKind = Literal["logits", "value", "labels"]
 
 
 def init_parallel(*, tp: int, pp: int, seed: int) -> None:
@@ -76,7 +71,7 @@ class LinearHead(torch.nn.Module):
     of the hidden states are whole on each rank and nothing is summed over them.
     """
 
-    def __init__(self, config: TransformerConfig, kind: HeadKind, num_outputs: int) -> None:
+    def __init__(self, config: TransformerConfig, kind: Head, num_outputs: int) -> None:
         super().__init__()
         self.sequence_parallel = config.sequence_parallel
         self.names = (f"{kind}_weight", f"{kind}_bias")
@@ -133,7 +128,7 @@ def build_model(
     dtype: torch.dtype,
     options: Mapping[str, Any],
     vocab_multiple: int,
-    head: HeadKind = "logits",
+    head: Head = "logits",
 ) -> GPTModel:
     """This rank's stage, weights not loaded yet (see converter.load_hf).
 
@@ -215,9 +210,3 @@ def forward_packed(model: Any, token_ids_T: torch.Tensor, lengths: Sequence[int]
     """
     hidden: torch.Tensor = model(token_ids_T[None], None, None, packed_seq_params=packed(lengths))
     return hidden
-
-
-def logits(model: GPTModel, hidden_T: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """[T, H] -> full logits [T, vocab_size], collective over tensor parallel. For small models."""
-    shard = copy_to_tensor_model_parallel_region(hidden_T) @ output_weight(model).t()
-    return gather_from_tensor_model_parallel_region(shard)[:, :vocab_size]  # type: ignore[no-any-return]

@@ -13,12 +13,13 @@ import torch
 from rlpost.algorithms.base import Algorithm
 from rlpost.errors import BudgetError
 from rlpost.metrics import Metric, mean, merge
+from rlpost.models.shape import Head
 from rlpost.trainers.base import TrainResult
 from rlpost.trainers.megatron import converter, device, export, hf_io, offload, rows, state, step
 from rlpost.trainers.megatron import optimizer as optimizers
 from rlpost.trainers.megatron.forward import check_token_ids, run_micro_batches
 from rlpost.trainers.megatron.layout import Layout
-from rlpost.trainers.megatron.model import HeadKind, build_model
+from rlpost.trainers.megatron.model import build_model
 from rlpost.trainers.megatron.options import learning_rate
 from rlpost.trainers.megatron.packing import PackedBatch, Row, dummy
 from rlpost.types import Array, BatchView, StoredBlock
@@ -48,7 +49,7 @@ class Network(ABC):
         *,
         model_path: str,
         dtype: str,
-        head: HeadKind,
+        head: Head,
         trained: bool,
     ) -> None:
         self.config = config
