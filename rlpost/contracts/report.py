@@ -37,7 +37,8 @@ def point(name: str, check: Check) -> Finding:
         return Finding(name, note=check() or "")
     except Broken as broken:
         return Finding(name, problem=str(broken))
-    except Exception as error:  # the class is foreign code: any failure is the finding
+    # The class is foreign code: any failure is the finding, also that it would end the process.
+    except (Exception, SystemExit) as error:
         return Finding(name, problem=f"it raised {type(error).__name__}: {error}")
 
 

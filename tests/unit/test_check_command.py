@@ -51,6 +51,7 @@ WRONG = {
     "Local": "can be sent to another process: ",
     "NoMethod": "is of a known kind: NoMethod has none of loss() (algorithm), score_steps()",
     "Raises": "score() gives a finite number for any response: it raised ZeroDivisionError",
+    "Exits": "score() gives a finite number for any response: it raised SystemExit",
     "Text": "score() of the response '' (stop) is '1.0' (str); return a float",
     "NotFinite": "is nan; return a finite number, or raise an error",
     "Awaited": "is awaited; write a plain `def`, not async",

@@ -1,6 +1,7 @@
 """Classes that each break one point of a contract. Those of rewards first."""
 
 import random
+import sys
 import time
 from dataclasses import dataclass
 
@@ -49,6 +50,11 @@ class Mutable(Base):
 class Raises(Base):
     def score(self, inputs):
         return 1.0 / len(inputs.response)
+
+
+class Exits(Base):
+    def score(self, inputs):
+        sys.exit(3)
 
 
 class Text(Base):
