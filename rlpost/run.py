@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -77,7 +78,8 @@ def run(
         with cluster.running(demands):
             starter = Starter(config, plan, run_dir, model_paths, cluster)
             builder = Builder(config, plan, run_dir, starter, recorder, tracker, stop)
-            asyncio.run(builder.run())
+            with stop.before_the_end():
+                asyncio.run(builder.run())
         objective = config.objective if compared else None
         return None if objective is None else objective_of(objective, history.values)
 
@@ -110,7 +112,7 @@ def stoppable() -> Iterator[None]:
     A shell script's background process ignores SIGINT; here that would make SIGTERM ignored too.
     """
     on_int = signal.signal(signal.SIGINT, signal.default_int_handler)
-    on_term = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    on_term = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     try:
         yield
     finally:

@@ -55,7 +55,13 @@ def begin(config: DictConfig) -> None:
         grid.check_jobs(config, grid.combinations(overrides))
     chosen = [] if settings.plan else settings.tracking.values()
     stores = [item for item in chosen if issubclass(item.target, MlflowTracker)]
-    sweep = session.Sweep(folder, settings.objective, stores, grid.varied_keys(overrides))
+    sweep = session.Sweep(
+        folder,
+        settings.objective,
+        stores,
+        grid.varied_keys(overrides),
+        jobs_apart=str(config.hydra.launcher._target_).endswith(".LocalLauncher"),
+    )
     session.lead(sweep)
     sweep.begin(f"{settings.run_name} sweep", asked_for)
 

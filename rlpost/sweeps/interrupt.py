@@ -1,4 +1,9 @@
-"""Ends jobs that a launcher has put into processes of their own."""
+"""Ends jobs that a launcher has put into processes of their own.
+
+A terminal's Ctrl-C goes to every process of its foreground group: the one that leads the sweep,
+each job, and between them submitit's controllers, which at a Ctrl-C kill their jobs after a second.
+So the controllers never see one, and the jobs only that of the leader, which gives them time.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,43 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlpost.sweeps.record import JobRecord, read_all
 
 INTERRUPT_S = 60.0  # for jobs to stop their engines and close their trackers
 LOOK_EVERY_S = 0.5
+
+
+@contextlib.contextmanager
+def shielding_children() -> Iterator[None]:
+    """Processes that this thread starts inside have SIGINT blocked; this process still heeds it.
+
+    A mask is inherited, a handler is not. Another thread receives the signal, whose handler Python
+    runs in the main thread.
+    """
+    done = threading.Event()
+    threading.Thread(target=done.wait, daemon=True, name="receives-sigint").start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        done.set()
+
+
+def heed_the_leader() -> None:
+    """In a job's process: what the leader has sent so far, or sends from here on, arrives.
+
+    Does nothing where SIGINT is not blocked: the job has no such leader.
+    """
+    if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        os.setpgid(0, 0)  # out of the terminal's reach, whose Ctrl-C would be a second one
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def interrupt_jobs(folder: Path) -> None:

@@ -19,6 +19,7 @@ from rlpost.cli import readable_errors
 from rlpost.cluster.slurm_job import lends_its_node
 from rlpost.errors import ConfigError, RlpostError, StoppedError
 from rlpost.sweeps import record, session
+from rlpost.sweeps.interrupt import heed_the_leader
 from rlpost.sweeps.record import JobRecord, JobStatus
 
 __all__ = ["Job", "as_job", "whole_sweep"]
@@ -83,6 +84,7 @@ class Job:
         status: JobStatus = "FAILED"
         reason, objective = "", None
         try:
+            heed_the_leader()
             objective = number(start())
             status = "PLANNED" if self.plan else "FINISHED"
             reason = "" if self.plan or objective is not None else "the objective has no value"

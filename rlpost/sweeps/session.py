@@ -17,7 +17,7 @@ from rlpost.config import Section, build
 from rlpost.errors import ConfigError
 from rlpost.objective import ObjectiveConfig
 from rlpost.sweeps import summary
-from rlpost.sweeps.interrupt import ended, interrupt_jobs
+from rlpost.sweeps.interrupt import ended, interrupt_jobs, shielding_children
 from rlpost.sweeps.record import JobRecord, read_all
 from rlpost.tracking import sweep_file
 from rlpost.tracking.base import RunStatus
@@ -37,11 +37,17 @@ class Sweep:
         objective: ObjectiveConfig | None,
         stores: Sequence[Section],
         varied: Sequence[str],
+        *,
+        jobs_apart: bool = False,
     ) -> None:
-        """`varied` are the keys that its jobs differ in."""
+        """`varied` are the keys that its jobs differ in.
+
+        `jobs_apart`: each job is a process of its own on this machine.
+        """
         self.folder = folder
         self._objective = objective
         self._varied = tuple(varied)
+        self._jobs_apart = jobs_apart
         self._guard = Guard(folder / "guard.log")
         self._trackers: list[MlflowTracker] = [
             build(store, resume_run_id=None, leave_will=self._guard.add) for store in stores
@@ -58,6 +64,8 @@ class Sweep:
 
         make_folder(self.folder)
         self._until_the_end.enter_context(stoppable())
+        if self._jobs_apart:
+            self._until_the_end.enter_context(shielding_children())
         if self._trackers:
             self._until_the_end.enter_context(self._guard)
         for tracker in self._trackers:
