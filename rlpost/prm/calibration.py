@@ -5,8 +5,8 @@ bins; ECE = sum_b (n_b / n) |mean probability_b - share of right steps_b|.
 
     python -m rlpost.prm.calibration outputs/prm_train/<time>
 
-draws the diagram of a run that trained such a model, from its samples files: what the model said of
-each batch's steps before it was trained on them.
+draws the diagram of a run that trained such a model, from its last samples files: what the model
+said of each batch's steps before it was trained on them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ else:
     pq = LazyModule("pyarrow.parquet")
 
 NUM_BINS = 10
+LAST_BATCHES = 5  # of a run: those of the model that it leaves, or nearly
 COLUMNS = ("reason", "step_index", "step_scores", "step_probability")
 
 
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) != 1:
         raise SystemExit("usage: python -m rlpost.prm.calibration <run folder>")
     run_dir = Path(arguments[0])
-    sums = bin_sums(*read_predictions(run_dir, last=5))
+    sums = bin_sums(*read_predictions(run_dir, last=LAST_BATCHES))
     target = run_dir / "calibration.png"
     draw(sums, target)
     print(f"calibration error {calibration_error(sums):.4f}, diagram: {target}")
