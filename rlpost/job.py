@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from rlpost.checkpoint import complete, saved_step
 from rlpost.cluster.signals import heeding_warnings
-from rlpost.cluster.slurm_job import was_requeued
+from rlpost.cluster.slurm_job import term_patience_s, was_requeued
 from rlpost.config import RunConfig, build
 from rlpost.errors import StoppedError
 from rlpost.plan import RunPlan
@@ -26,13 +26,13 @@ def take_part(config: RunConfig, *, plan: RunPlan, run_dir: Path, compared: bool
     """Runs to the end, or lends this node until the run has ended, or only writes its script.
 
     A run that heeded a scheduler's warning is queued again after it has left, and raises
-    StoppedError.
+    StoppedError. One that the scheduler ends is not, and raises KeyboardInterrupt.
     """
     cluster = build(config.cluster, log_dir=run_dir / "logs")
     if cluster.only_renders:
         print(cluster.render(name=config.run_name, run_dir=run_dir, command=own_command()))
         return None
-    with heeding_warnings() as stop:
+    with heeding_warnings(term_patience_s(os.environ)) as stop:
         if not cluster.leads:
             cluster.lend()
             return None

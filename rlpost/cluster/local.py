@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlpost.cluster.base import RayCluster
+from rlpost.cluster.leftovers import end_writers_to
 
 LOOPBACK = "127.0.0.1"
 
@@ -89,5 +90,7 @@ class OwnRay:
         )
 
     def clean(self) -> None:
-        """After Ray has ended."""
-        shutil.rmtree(self._temp_dir, ignore_errors=True)
+        """After Ray has ended: what it left goes, too."""
+        if self._temp_dir:
+            end_writers_to(self._temp_dir)
+            shutil.rmtree(self._temp_dir, ignore_errors=True)

@@ -20,6 +20,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlpost.cluster.base import NUMBERED, RayCluster
+from rlpost.cluster.leftovers import end_writers_to
 from rlpost.cluster.local import OwnRay
 from rlpost.cluster.meeting import Guest, Meeting, joined
 from rlpost.cluster.nodes import Node, Pins
@@ -199,6 +200,7 @@ class SlurmCluster(RayCluster):
             finally:
                 _end(process)
         finally:
+            end_writers_to(temp_dir)
             shutil.rmtree(temp_dir, ignore_errors=True)
 
     @staticmethod
@@ -226,7 +228,7 @@ class SlurmCluster(RayCluster):
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ray's own processes on the node end with this one."""
+    """Most of Ray's processes on the node end with this one."""
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rlpost.errors import ClusterError
 
 COMMAND_TIMEOUT_S = 60.0
+TERM_PATIENCE_S = 20.0  # SIGKILL follows after 30 s by default (KillWait); closing needs the rest
 WAY_OUT = (
     "submit it (-m hydra/launcher=submitit_slurm), or write its sbatch script with "
     "cluster.render=true"
@@ -98,6 +99,11 @@ def lends_its_node(environment: Mapping[str, str]) -> bool:
 def was_requeued(environment: Mapping[str, str]) -> bool:
     """Whether Slurm starts this job's command once more."""
     return int(environment.get("SLURM_RESTART_COUNT", 0)) > 0
+
+
+def term_patience_s(environment: Mapping[str, str]) -> float | None:
+    """How long SIGTERM leaves a run to finish its step; None outside of a job: not at all."""
+    return TERM_PATIENCE_S if "SLURM_JOB_ID" in environment else None
 
 
 def address_toward(peer: str) -> str:

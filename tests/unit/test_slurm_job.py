@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,9 @@ import pytest
 from rlpost.cluster import slurm
 from rlpost.cluster.meeting import Meeting, joined
 from rlpost.cluster.signals import StopRequest, heeding_warnings
-from rlpost.cluster.slurm_job import SlurmTask, address_toward
+from rlpost.cluster.slurm_job import SlurmTask, address_toward, term_patience_s
 from rlpost.config import build, load
-from rlpost.errors import ClusterError, ConfigError
+from rlpost.errors import ClusterError, ConfigError, StoppedError
 from rlpost.job import going_on
 from rlpost.overrides import compose_node
 
@@ -179,6 +180,50 @@ def test_ray_may_end_on_a_node_before_the_leader_does(
     close.join()
 
 
+# Stands in for `ray start`: SIGTERM ends it, and not its daemon, which has a log in Ray's folder.
+RAY_START = """
+import subprocess, sys, time
+log = open(sys.argv[1] + "/daemon.log", "w")
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+print(subprocess.Popen([sys.executable, "-c", code], stdout=log).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_daemon_that_outlives_ray_start_is_gone_when_the_node_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "LOOK_EVERY_S", 0.05)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    cluster = build(slurm_config().cluster, log_dir=tmp_path)
+    monkeypatch.setattr(
+        cluster, "_ray_start", lambda _, folder: [sys.executable, "-c", RAY_START, folder]
+    )
+    meeting = Meeting(tmp_path / "job.json", "127.0.0.1", secret="token")
+    meeting.open()
+    said = tmp_path / "node-1.log"
+
+    def close_when_it_is_there() -> None:
+        while not said.exists() or not said.read_text():
+            time.sleep(0.05)
+        meeting.close()
+
+    close = threading.Thread(target=close_when_it_is_there, daemon=True)
+    close.start()
+    with joined(tmp_path / "job.json", 5.0) as guest:
+        cluster._join("127.0.0.1:1", guest)
+    assert not _alive(int(said.read_text()))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
 # -- warnings --------------------------------------------------------------------------------
 
 
@@ -207,6 +252,38 @@ def test_where_nobody_listened_the_job_is_queued_again() -> None:
     stop.pass_on(lambda: heard.append("requeue"))
     assert stop.came and heard == ["requeue"]
     assert not StopRequest().came
+
+
+def test_sigterm_in_a_job_waits_for_the_step_and_queues_nothing_again() -> None:
+    assert term_patience_s({}) is None
+    listening = heeding_warnings(term_patience_s(SLURM))
+    with pytest.raises(KeyboardInterrupt), listening as stop, stop.before_the_end():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.came
+        raise StoppedError("asked to stop at step 3")
+
+
+def test_sigterm_interrupts_a_step_that_is_too_long() -> None:
+    with pytest.raises(KeyboardInterrupt), heeding_warnings(0.2) as stop, stop.before_the_end():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+
+def test_sigterm_is_left_alone_outside_of_a_job_and_after_the_last_step() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with heeding_warnings(None) as stop, stop.before_the_end():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == [signal.SIGTERM] and not stop.came
+        with heeding_warnings(0.1) as stop:
+            with stop.before_the_end():
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # closing is not interrupted any more
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # -- going on --------------------------------------------------------------------------------
