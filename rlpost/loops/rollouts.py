@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlpost.cluster.workers import Worker, gather
+from rlpost.rollout.requests import Record
 from rlpost.types import GroupHandle, Prompt, Sampling
 
 
@@ -22,10 +23,14 @@ class Rollouts:
         *,
         group_size: int | None = None,
         sampling: Sampling | None = None,
-        record: str = "train",
+        record: Record = "train",
         policy_version: int,
     ) -> list[GroupHandle]:
-        """Scored groups in the order of `prompts`; all are submitted before any is awaited."""
+        """Scored groups in the order of `prompts`; all are submitted before any is awaited.
+
+        `group_size` and `sampling` None take those of training. Raises DeadlineError, and what the
+        worker raises (see RolloutWorker).
+        """
         keys = await self.begin(
             prompts,
             group_size=group_size,
@@ -41,7 +46,7 @@ class Rollouts:
         *,
         group_size: int | None = None,
         sampling: Sampling | None = None,
-        record: str = "train",
+        record: Record = "train",
         policy_version: int,
     ) -> list[str]:
         """Submits the prompts' requests in order; returns the keys to `finish` them with."""
@@ -57,5 +62,6 @@ class Rollouts:
         return keys
 
     async def finish(self, key: str) -> GroupHandle:
+        """Waits for the group; one that failed says so in `failure`."""
         group: GroupHandle = await self.worker.call("finish", key, deadline_s=self._deadline_s)
         return group

@@ -1,4 +1,4 @@
-"""Batch arithmetic of a run."""
+"""When a run's steps train the actor, end an epoch, or end the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Batch arithmetic of the run, fixed before it starts."""
+    """Counts of the run, fixed before it starts.
+
+    A step is one batch: `num_ppo_epochs` visits of `num_minibatches` optimizer steps each.
+    `step_deadline_s` bounds each call of the trainers.
+    """
 
     num_steps: int
     steps_per_epoch: int
