@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,6 +92,8 @@ class Validator:
             return {key: self._replaced(item, join(path, key)) for key, item in value.items()}
         if isinstance(value, list):
             return [self._replaced(item, join(path, row)) for row, item in enumerate(value)]
+        if isinstance(value, float) and math.isinf(value):  # a deadline or a rate that is none
+            self.problems.append(f"{path}: got {value}; allowed: finite numbers")
         return value
 
     def _section(self, node: Mapping[str, Any], path: str) -> Section | None:

@@ -53,6 +53,7 @@ WRONG = [
         "group_size=1 algorithm=dapo algorithm.singleton=raw",
         "algorithm.dynamic_sampling: has no effect with group_size (1)",
     ),
+    ("trainer.optimizer.lr=inf", "trainer.optimizer.lr: got inf; allowed: finite numbers"),
     ("eval.num_samples=4", "num_samples (4) answers are all the same at temperature 0"),
     ("eval.top_p=1.5", "eval.top_p: got 1.5; allowed: number > 0 and <= 1"),
     ("resume_from=outputs/nowhere", "resume_from: there is no folder 'outputs/nowhere'"),
@@ -62,7 +63,7 @@ WRONG = [
     ("~weight_sync", "weight_sync: null, but engines would keep their first weights"),
     ("~reward", "reward: null, but what SingleTurn samples has to be scored"),
     ("trusted_prefixes=3", "trusted_prefixes: got 3; allowed: list of string"),
-    ("~trainer", "trainer: missing"),
+    ("~trainer", "~trainer: a run needs one; choose trainer=<option>: megatron"),
     ("~loop", "~loop: a run needs one; choose loop=<option>: async, fully_async, sync"),
     ("model=null", "model=null: a run needs one; choose model=<option>: hf, "),
     ("model=hf", "model.path: no value given (???); set it: model.path=..."),
@@ -138,7 +139,7 @@ def test_all_mistakes_are_reported_together(
         ("group_size=0", "group_size: got 0; allowed: integer > 0"),
         ("+recipe=grpo_chian", "did you mean 'grpo_chain'?"),
         ("trainer.optimizer.lrr=1", "did you mean 'trainer.optimizer.lr'?"),
-        ("output_dir=/proc/nowhere", "output_dir: [Errno 2] No such file or directory: '/proc/"),
+        ("output_dir=/proc/nowhere", "output_dir: can't make '/proc/nowhere' (No such file"),
     ],
 )
 def test_launch_prints_the_mistake_without_a_traceback(
