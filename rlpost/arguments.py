@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 
-# Hydra's flags that the next word belongs to.
-SHORT_WITH_A_VALUE = ("-c", "-p", "-cp", "-cn", "-cd", "-i")
-LONG_WITH_A_VALUE = ("cfg", "package", "config-path", "config-name", "config-dir", "info")
-WITH_A_VALUE = frozenset([*SHORT_WITH_A_VALUE, *(f"--{name}" for name in LONG_WITH_A_VALUE)])
+# Hydra's flags that the next word belongs to, and those where it may.
+SHORT = ("-c", "-p", "-cp", "-cn", "-cd")
+LONG = ("--cfg", "--package", "--config-path", "--config-name", "--config-dir")
+WITH_A_VALUE = (*SHORT, *LONG, "--experimental-rerun")
+MAYBE_WITH_A_VALUE = ("-i", "--info")
 
 
 def as_hydra_takes_it(arguments: Sequence[str]) -> list[str]:
@@ -19,7 +20,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     flags: list[str] = []
     overrides: list[str] = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
-        of_flag = before in WITH_A_VALUE and "=" not in argument
+        of_flag = before in WITH_A_VALUE or (before in MAYBE_WITH_A_VALUE and "=" not in argument)
         (flags if of_flag or argument.startswith("-") else overrides).append(argument)
     return flags + overrides
 

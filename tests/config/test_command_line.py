@@ -110,8 +110,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def test_flags_may_stand_anywhere() -> None:
-    line = "a=1 -m +recipe=x --config-dir own ~b --info defaults c=2 --cfg job"
-    asked = "-m --config-dir own --info defaults --cfg job a=1 recipe=x ~b c=2"
+    line = "a=1 -m +recipe=x --config-dir x=y ~b --info defaults c=2 --cfg job -i d=3"
+    asked = "-m --config-dir x=y --info defaults --cfg job -i a=1 recipe=x ~b c=2 d=3"
     assert as_hydra_takes_it(line.split()) == asked.split()
 
 
