@@ -12,6 +12,8 @@ from rlpost.algorithms.policy_gradient import PolicyGradient, PolicyGradientConf
 
 @dataclass(frozen=True)
 class GroupRelativeConfig(PolicyGradientConfig):
+    """`singleton`: the advantage of a reward that is alone in its group, 0 or the reward itself."""
+
     singleton: F.Singleton
     dynamic_sampling: bool
 

@@ -36,6 +36,9 @@ def require(key: str, value: object, *, used: bool, because: str) -> None:
 
 @dataclass(frozen=True)
 class PolicyGradientConfig:
+    """Options of the loss, see PolicyGradient.loss. A key is null exactly where the options that
+    were chosen do not read it."""
+
     policy_loss: PolicyLoss
     clip_low: Annotated[float, Field(ge=0, le=1)] | None
     clip_high: PositiveFloat | None
@@ -87,6 +90,7 @@ class PolicyGradientConfig:
 
 
 def check_norm_length(aggregation: F.Aggregation, norm_length: int | None) -> None:
+    """Raises ValueError unless norm_length is given just where the aggregation divides by it."""
     require(
         "norm_length",
         norm_length,

@@ -21,6 +21,9 @@ else:
 
 @dataclass(frozen=True)
 class PpoConfig(PolicyGradientConfig):
+    """`value_clip` null: the plain squared error. In the first `num_critic_only_steps` batches the
+    actor is not trained."""
+
     gamma: Annotated[float, Field(gt=0, le=1)]
     lam: Annotated[float, Field(ge=0, le=1)]
     whiten_advantages: bool

@@ -22,6 +22,8 @@ SHARED = (
 
 @dataclass(frozen=True)
 class FullConfig(DistillationConfig):
+    """`beta` is jsd's alone."""
+
     divergence: Kind
     beta: Annotated[float, Field(gt=0, lt=1)] | None
 

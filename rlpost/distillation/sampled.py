@@ -18,6 +18,8 @@ else:
 
 @dataclass(frozen=True)
 class SampledConfig(DistillationConfig):
+    """`clip` bounds the gain of a token, in nats; null: no bound."""
+
     clip: PositiveFloat | None
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TopKConfig(DistillationConfig):
+    """`k` ids of `subset` each; `beta` is jsd's alone; `tail`: what lies outside of the ids."""
+
     k: PositiveInt
     subset: Literal["student", "teacher", "union"]
     divergence: Kind

@@ -29,6 +29,7 @@ def check_vocabularies(student: Path, teachers: Mapping[str, Path], k: int | Non
 
 
 def differences(student: Path, name: str, teacher: Path) -> list[str]:
+    """One line if the two vocabularies differ, else none; `name` is the teacher's role."""
     size, other = vocab_size(student), vocab_size(teacher)
     if size != other:
         return [

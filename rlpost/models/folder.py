@@ -42,6 +42,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def check_length(folder: Path, max_length: int) -> None:
+    """Raises ModelError for more tokens than the model has positions."""
     config = read_settings(folder / "config.json")
     limit = config.get("max_position_embeddings", max_length)
     if max_length > limit:

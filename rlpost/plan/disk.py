@@ -58,6 +58,7 @@ def num_saves(num_steps: int, steps_per_epoch: int, interval: int) -> int:
 
 
 def disk_problems(config: RunConfig, disk: DiskPlan | None, machine: Machine) -> Iterator[str]:
+    """Nothing where the size of a checkpoint, or what is free, is not known."""
     free = machine.free_disk_bytes
     if disk is None or free is None or disk.peak_bytes <= free:
         return

@@ -27,6 +27,7 @@ class Machine:
 
 
 def this_machine(output_dir: Path, *, with_gpus: bool) -> Machine:
+    """Within the limits of the container this process runs in; the disk is that of `output_dir`."""
     memory = meminfo(Path("/proc/meminfo"))
     total = memory.get("MemTotal")
     limits = [value for value in (total, container_limit()) if value is not None]

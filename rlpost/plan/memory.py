@@ -55,6 +55,7 @@ class MemoryPlan:
 def memory_plan(
     config: RunConfig, shapes: Shapes, bundles: Sequence[Bundle], device_bytes: int | None
 ) -> MemoryPlan:
+    """`device_bytes`: a GPU's whole memory, of which engines take a share; None: not known here."""
     workers = {**trainers(config, shapes), **engines(config, shapes, device_bytes)}
     unknown = {
         role: UNKNOWN if shapes.get(role) is None else "its class does not say"

@@ -106,6 +106,7 @@ def certain(load: Load) -> int:
 
 
 def changes(config: RunConfig, excess: int, *, on_gpu: bool) -> Iterator[variants.Variant]:
+    """What may help against `excess` bytes, from what costs least to what costs most."""
     count = config.engine.config.num_engines if config.engine is not None else 1
     less = -(-excess // (1 if on_gpu else count) // MIB) * MIB
     yield from variants.smaller_kv_cache(config, less)
@@ -142,6 +143,7 @@ def kv_way_out(engine: Any, least: int) -> str:
 
 
 def memory_warnings(config: RunConfig, plan: MemoryPlan, machine: Machine) -> Iterator[str]:
+    """What may become tight although nothing that is certain exceeds the machine."""
     host = plan.hosts.get(0, Load(0, 0))
     if machine.available_bytes is not None and host.planned > machine.available_bytes:
         yield (

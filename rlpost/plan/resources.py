@@ -23,6 +23,7 @@ def need(demands: Demands, kind: str) -> float:
 
 
 def resource_problems(config: RunConfig, cluster: Any) -> list[str]:
+    """More CPUs or GPUs than there are in all; else roles that no node has room for."""
     demands = placements(config)
     short = [
         short_of(config, cluster, kind, have, keys)

@@ -20,6 +20,9 @@ from rlpost.validation import Section
 
 @dataclass(frozen=True)
 class PoolConfig:
+    """`timeout_s` bounds a call, `start_timeout_s` building the rewards. Of each part's last
+    `failure_window` calls `max_failure_fraction` may fail."""
+
     num_processes: PositiveInt
     timeout_s: PositiveFloat
     start_timeout_s: PositiveFloat

@@ -20,6 +20,8 @@ class PartConfig:
 
 @dataclass(frozen=True)
 class RewardSetConfig:
+    """`accuracy` names the part whose full marks count as a right answer."""
+
     parts: dict[str, PartConfig]
     accuracy: str
     pool: PoolConfig

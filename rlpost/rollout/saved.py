@@ -151,6 +151,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def block_of(rows: Sequence[Row]) -> SampleBlock:
+    """The columns that the group had when it was generated."""
     kinds = {
         **TOKENS,
         **{name: kind for name, kind in OPTIONAL_TOKENS.items() if rows[0].get(name) is not None},

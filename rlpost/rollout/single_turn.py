@@ -15,6 +15,9 @@ from rlpost.types import Generation, Prompt, Sampling
 
 @dataclass(frozen=True)
 class SingleTurnConfig:
+    """`generate_deadline_s` bounds a group with all its attempts and its scoring, the other one an
+    attempt. `max_consecutive_failures` counts groups."""
+
     temperature: PositiveFloat
     top_p: Annotated[float, Field(gt=0, le=1)]
     max_prompt_tokens: PositiveInt

@@ -124,6 +124,7 @@ def chunks(length: int, chunk: int) -> list[slice]:
 def chunk_logits(
     hidden: torch.Tensor, weight: torch.Tensor, shard: VocabShard, temperature: float
 ) -> torch.Tensor:
+    """[M, V] float32 at this temperature; ABSENT on the padding rows."""
     logits = (hidden @ weight.t()).float()
     if temperature != 1.0:
         logits.div_(temperature)

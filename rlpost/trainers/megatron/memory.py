@@ -35,6 +35,7 @@ def cut_of(config: MegatronRoleConfig, rank: int) -> Cut:
 
 
 def rank_memory(config: MegatronRoleConfig, task: RankTask, head: Head) -> WorkerMemory:
+    """Weights, gradients and optimizer are exact, what a micro-batch needs is estimated."""
     shape, cut = task.shape, cut_of(config, task.rank)
     element = DTYPE_BYTES[task.dtype]
     num_parameters = shape.num_parameters(head, cut)
