@@ -7,7 +7,6 @@ import fcntl
 import getpass
 import logging
 import os
-import re
 import sys
 import time
 import uuid
@@ -20,16 +19,13 @@ from rlpost.tracking.base import RunStatus
 from rlpost.tracking.environment import git_commit
 from rlpost.tracking.guard import Will
 from rlpost.tracking.last_files import present_last_files
+from rlpost.tracking.mlflow_words import entity_name, flatten, param_value
 
-PARAMS_PER_CALL = 100  # MLflow's limits on one batch and on the length of a value
+PARAMS_PER_CALL = 100  # MLflow's limits on one batch
 METRICS_PER_CALL = 1000
-NAME_LENGTH = 250
-PARAM_LENGTH = 6000
 DRIVER_TAG = "rlpost.driver"
-CUT = "..."  # ends a value that was too long
 ATTEMPTS = 6
 FIRST_WAIT_S = 0.2
-NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRun:
@@ -59,9 +55,7 @@ class MlflowRun:
         known = retried(self._client.get_run, self.run_id).data.params
         flat = {entity_name(name): value for name, value in flatten(params).items()}
         entries = [
-            Param(name, cut(str(value), PARAM_LENGTH))
-            for name, value in flat.items()
-            if name not in known
+            Param(name, param_value(value)) for name, value in flat.items() if name not in known
         ]
         for start in range(0, len(entries), PARAMS_PER_CALL):
             part = entries[start : start + PARAMS_PER_CALL]
@@ -148,25 +142,6 @@ def end_lost_run(*, tracking_uri: str, run_id: str, driver: str, run_dir: str) -
     run.end("FAILED")
     for path in present_last_files(run_dir):
         run.artifact(path)
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys: {"loop": {"colocate": True}} -> {"loop.colocate": True}."""
-    if not isinstance(value, Mapping) or not value:
-        return {prefix: value} if prefix else {}
-    flat: dict[str, Any] = {}
-    for key, entry in value.items():
-        flat |= flatten(entry, f"{prefix}.{key}" if prefix else str(key))
-    return flat
-
-
-def entity_name(name: str) -> str:
-    """`name` as MLflow takes it; of one that is too long the end, which tells most."""
-    return NOT_ALLOWED.sub("_", name)[-NAME_LENGTH:]
-
-
-def cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - len(CUT)] + CUT
 
 
 def retried(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rlpost.errors import TrackingError
-from rlpost.tracking import mlflow, mlflow_store
+from rlpost.tracking import mlflow, mlflow_store, mlflow_words
 from rlpost.tracking.mlflow import MlflowTracker, MlflowTrackerConfig
 
 
@@ -177,15 +177,15 @@ def test_a_password_in_an_address_is_refused(scheme):
 
 
 def test_names_and_values_that_are_too_long_are_cut_to_what_mlflow_takes():
-    assert len(mlflow_store.entity_name("x" * 300 + ".lr")) == 250
-    assert mlflow_store.entity_name("reward/own+mine(1)") == "reward/own_mine_1_"
-    assert mlflow_store.cut("x" * 7000, 6000) == "x" * 5997 + "..."
+    assert len(mlflow_words.entity_name("x" * 300 + ".lr")) == 250
+    assert mlflow_words.entity_name("reward/own+mine(1)") == "reward/own_mine_1_"
+    assert mlflow_words.param_value("x" * 7000) == "x" * 5997 + "..."
 
 
 def test_params_are_flat_with_dotted_names():
     nested = {"seed": 1, "loop": {"colocate": False, "empty": {}}, "sizes": [1, 2]}
     flat = {"seed": 1, "loop.colocate": False, "loop.empty": {}, "sizes": [1, 2]}
-    assert mlflow_store.flatten(nested) == flat
+    assert mlflow_words.flatten(nested) == flat
 
 
 def test_a_locked_database_is_tried_again(monkeypatch):
