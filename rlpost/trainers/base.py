@@ -66,8 +66,6 @@ class RoleRank(Protocol):
     def setup(self) -> dict[str, float]:
         """Joins the process group, builds and loads the model. Returns phase -> seconds."""
 
-    def data_parallel_rank(self) -> int: ...
-
     def train(self, view: BatchView) -> TrainResult:
         """One optimizer step per minibatch of the view. Raises TrainerError."""
 

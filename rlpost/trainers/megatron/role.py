@@ -176,9 +176,6 @@ class MegatronRole(ABC, Generic[N]):
             raise TrainerError(f"{self.spec.role}[{self.spec.rank}] was used before setup()")
         return self._built
 
-    def data_parallel_rank(self) -> int:
-        return self._network.layout.data_rank
-
     def train(self, view: BatchView) -> TrainResult:
         return self._network.train(view)
 
