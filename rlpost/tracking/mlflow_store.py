@@ -86,7 +86,7 @@ def open_run(
     One process at a time, for a store in a file: two that make its tables at once collide.
     """
     import_mlflow()  # seconds, for which the runs that start beside this one need not wait
-    with _alone(tracking_uri):
+    with _alone(tracking_uri), few_retries():
         client = _client(tracking_uri)
         experiment_id = retried(_experiment_id, client, experiment, artifact_dir)
     driver = uuid.uuid4().hex
@@ -154,6 +154,21 @@ def retried(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 raise
             time.sleep(FIRST_WAIT_S * 2**attempt)
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def few_retries() -> Iterator[None]:
+    """A server that is not there is told at once; MLflow's own retries take minutes, which suits
+    one that is gone for a moment later on. Who sets the variable decides."""
+    key = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    if key in os.environ:
+        yield
+        return
+    os.environ[key] = "2"
+    try:
+        yield
+    finally:
+        del os.environ[key]
 
 
 def import_mlflow() -> Any:

@@ -1,10 +1,13 @@
 """The MLflow tracker on a real SQLite store."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+from rlpost.errors import TrackingError
 from rlpost.tracking.mlflow import MlflowTracker, MlflowTrackerConfig
 
 RUN = """
@@ -23,9 +26,9 @@ tracker.close("FINISHED")
 """
 
 
-def tracker_on(folder, *, resume_run_id=None, leave_will=lambda will: None):
+def tracker_on(folder, *, uri=None, resume_run_id=None, leave_will=lambda will: None):
     config = MlflowTrackerConfig(
-        tracking_uri=f"sqlite:///{folder}/mlflow.db",
+        tracking_uri=uri or f"sqlite:///{folder}/mlflow.db",
         artifact_dir=str(folder / "artifacts"),
         experiment="together",
         max_queued=100,
@@ -98,3 +101,13 @@ def test_an_unknown_run_to_resume_starts_a_new_one(store, tmp_path):
     tracker.start(run_name="moved", run_dir=tmp_path, params={})
     tracker.close("FINISHED")
     assert runs_of(store)["moved"].info.run_id == tracker.run_id
+
+
+def test_a_server_that_is_not_there_is_told_at_once(tmp_path):
+    tracker = tracker_on(tmp_path, uri="http://127.0.0.1:9")
+    tracker.start(run_name="alone", run_dir=tmp_path, params={})
+    started = time.monotonic()
+    with pytest.raises(TrackingError, match=r"MLflow could not start: .*Connection refused"):
+        tracker.log(0, {})
+    assert time.monotonic() - started < 30
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
