@@ -37,6 +37,19 @@ async def test_a_group_has_every_column_at_the_right_place(make_worker, objects)
     assert group.verdict_counts == {"ok": 2}
 
 
+async def test_a_group_is_as_old_as_the_oldest_of_its_tokens(make_worker, objects):
+    class UpdatedInFlight(FakeEngine):
+        def generate(self, request):
+            answer = super().generate(request)
+            versions = np.arange(4, 4 + len(answer.token_ids), dtype=np.int32)
+            return dataclasses.replace(answer, policy_versions=versions)
+
+    worker = await make_worker([UpdatedInFlight()])
+    (group,) = await groups(worker, prompts(1))
+    assert objects.fetch(group.block).tokens["policy_versions"].tolist() == [*[-1] * 4, 4, 5] * 2
+    assert group.oldest_version == 4
+
+
 def test_seeds_are_a_function_of_identity_alone():
     prompt = prompts(1)[0]
     moved = dataclasses.replace(prompt, index=99)
