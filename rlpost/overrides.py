@@ -15,7 +15,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException, OverrideParseException
 
 from rlpost.checks import check
@@ -140,10 +140,10 @@ class CommandLine:
             self._kept.append(text)
             return
         options = self._options(group)
-        values = [None] if override.is_delete() else chosen(override)
+        values = [None] if override.is_delete() else chosen(override, options)
         problem = self._problem_of_choice(override, values, options)
         if problem is None:
-            self._kept.append(for_one_job(override))
+            self._kept.append(for_one_job(override, options))
             return
         self.problems.append(f"{text}: {problem}")
         stand_in = nearest_name(values[0], options) if values else None
@@ -165,6 +165,8 @@ class CommandLine:
             return f"a run needs one; choose {group}=<option>: {', '.join(options)}"
         if values == [None]:
             return f"write ~{group} to switch the group off"
+        if not values:
+            return f"fits no option; valid: {', '.join(options)}"
         for item in values:
             if isinstance(item, str) and item not in options:
                 return unknown(item, options)
@@ -176,6 +178,8 @@ class CommandLine:
         return default_groups(self.path.primary) if self.path.primary.is_file() else []
 
     def _stray_sweep(self, override: Override) -> str | None:
+        if isinstance(override.value(), Glob) and not self._is_choice(override):
+            return "glob chooses among the options of a group; list values"
         if override.is_sweep_override() and not self.multirun:
             return "several values are a sweep: add -m; a list is written [a,b]"
         return None
@@ -233,18 +237,22 @@ def name_of(override: Override) -> str:
     return (override.key_or_group or "").lstrip("/")
 
 
-def chosen(override: Override) -> list[Any]:
-    """One option, all of a list, or each of a sweep's."""
+def chosen(override: Override, options: Sequence[str] = ()) -> list[Any]:
+    """One option, all of a list, or each of a sweep's; of a glob those of `options` that fit."""
+    value: Any = override.value()
+    if isinstance(value, Glob):
+        return list(value.filter(list(options)))
     if override.is_discrete_sweep():
         return list(override.sweep_iterator())
-    value = override.value()
     return value if isinstance(value, list) else [value]
 
 
-def for_one_job(override: Override) -> str:
+def for_one_job(override: Override, options: Sequence[str] = ()) -> str:
     """The override as the first job of a sweep has it."""
     if not override.is_discrete_sweep():
         return str(override.input_line)
+    if isinstance(override.value(), Glob):
+        return f"{override.get_key_element()}={chosen(override, options)[0]}"
     return f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
 
 

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlpost.cli import readable_errors
-from rlpost.errors import ConfigError, RlpostError
+from rlpost.errors import ConfigError
 
 
 class SweepCallback(Callback):
     """Has no state: a launcher may send it to the jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with readable_errors(), not_only_a_warning():
+        with not_only_a_warning(), readable_errors():
             HydraConfig.instance().set_config(config)  # `${hydra:...}` is looked up there
             begin(config)
 
@@ -33,8 +33,6 @@ def not_only_a_warning() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, RlpostError | HydraException):
-            raise
         traceback.print_exc()
         raise SystemExit(1) from error
 
@@ -50,7 +48,9 @@ def begin(config: DictConfig) -> None:
         direction = settings.objective.direction if settings.objective else "maximize"
         adapt_optuna(config, direction)
     asked_for = params(config)
-    overrides = grid.parsed(asked_for["sweeper"].get("params") or {}, config.hydra.overrides.task)
+    listed = asked_for["sweeper"].get("params") or {}
+    loader = GlobalHydra.instance().config_loader()
+    overrides = grid.parsed(listed, config.hydra.overrides.task, loader)
     if str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         grid.check_jobs(config, grid.combinations(overrides))
     chosen = [] if settings.plan else settings.tracking.values()

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from rlpost.checks import check
@@ -17,10 +19,15 @@ from rlpost.errors import ConfigError
 LOOKED_AT = 64  # jobs, a fifth of a second each
 
 
-def parsed(params: Mapping[str, Any], line: Sequence[str]) -> list[Override]:
-    """Overrides of the sweeper's `params` and of the command line, which come after them."""
+def parsed(
+    params: Mapping[str, Any], line: Sequence[str], loader: ConfigLoader | None
+) -> list[Override]:
+    """Overrides of the sweeper's `params` and of the command line, which come after them.
+
+    `loader` knows the options that a glob means.
+    """
     texts = [f"{key}={value}" for key, value in params.items()]
-    overrides = OverridesParser.create().parse_overrides([*texts, *line])
+    overrides = OverridesParser.create(loader).parse_overrides([*texts, *line])
     return list({override.get_key_element(): override for override in overrides}.values())
 
 
@@ -38,6 +45,8 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
         way = "a range is for a search: list values, or add hydra/sweeper=optuna"
         raise ConfigError([f"{item.input_line}: {way}" for item in ranges])
     (jobs,) = BasicSweeper.split_arguments(list(overrides), None)
+    if not jobs:
+        raise HydraException("the sweep has no jobs")
     return jobs
 
 

@@ -113,7 +113,8 @@ class Sweep:
         console = Console(highlight=False, soft_wrap=True)
         shared = " ".join(summary.shared_overrides(records, self._varied))
         console.print(f"\nfor all jobs: {shared}" if shared else "", markup=False)
-        Console(highlight=False).print(summary.table(records, self._varied, title))
+        console.print(title, markup=False)
+        Console(highlight=False).print(summary.table(records, self._varied))
         for item in summary.reasons(records):
             console.print(item, markup=False)
         place = str(self.folder).replace(f"{Path.cwd()}/", "")

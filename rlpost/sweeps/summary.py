@@ -83,12 +83,12 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", "<br>")
 
 
-def table(records: Sequence[JobRecord], varied: Sequence[str], title: str) -> Table:
+def table(records: Sequence[JobRecord], varied: Sequence[str]) -> Table:
     """For a terminal, which may be narrow: short names, and reasons in lines of their own."""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left")
+    made = Table()
     for column in COLUMNS[:5]:
         made.add_column(column, overflow="fold", no_wrap=column == "status")
     for record, row in zip(records, rows(records, varied), strict=True):

@@ -79,6 +79,9 @@ WRONG = [
         ],
     ),
     ("group_size=0 -m seed=1,2", ["1 configuration problem:\n  - group_size: got 0"]),
+    ("-m algorithm=glob(gr*) seed=x", ["1 configuration problem:\n  - seed: got 'x'"]),
+    ("-m algorithm=glob(x*) seed=glob(*)", ["fits no option; valid: cispo", "the options of a gr"]),
+    ("-m algorithm=glob(gr*) sed=1", ["1 configuration problem:\n  - sed=1: unknown name"]),
     ("-m algorithm.clip_low=interval(0,1)", ["a range is for a search", "hydra/sweeper=optuna"]),
     ("-cn conf", ["-cn conf: ", "has no conf.yaml; it has: config\n"]),
 ]

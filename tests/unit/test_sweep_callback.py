@@ -60,7 +60,7 @@ def test_what_optuna_can_not_follow_is_refused(override: str, way_out: str) -> N
 def test_what_varies_is_known_before_the_jobs() -> None:
     params = {"algorithm": "grpo,rloo", "trainer.optimizer.lr": "1e-4,3e-4", "seed": 3}
     line = ["recipe=x", "algorithm=dapo", "+data.size=range(0,3)"]
-    overrides = grid.parsed(params, line)
+    overrides = grid.parsed(params, line, None)
     assert grid.varied_keys(overrides) == ["trainer.optimizer.lr", "data.size"]
     jobs = grid.combinations(overrides)
     assert len(jobs) == 6 and {job[0] for job in jobs} == {"algorithm=dapo"}

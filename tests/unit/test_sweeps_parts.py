@@ -93,11 +93,11 @@ def test_the_table_is_readable_in_80_columns() -> None:
     failed = replace(record(1, None, "FAILED"), overrides=overrides, reason="EngineError: died\nat")
     records = [replace(record(0, 1 / 3), overrides=overrides), failed]
     console = Console(width=80, file=io.StringIO())
-    console.print(summary.table(records, varied, "title"))
+    console.print(summary.table(records, varied))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     (first,) = [line for line in lines if "FINISHED" in line]
     assert "lr=0.0001234 algorithm=" in first and " 0.333333 " in first
-    assert len(lines) == 9 and max(map(len, lines)) <= 80
+    assert len(lines) == 8 and max(map(len, lines)) <= 80
     assert summary.reasons(records) == ["job 1 FAILED: EngineError: died"]
 
 
