@@ -22,6 +22,7 @@ A run is conf/config.yaml plus one option of each group; docs/configuration.md l
   --cfg job           print the configuration that these overrides make; --resolve fills ${...} in
   -m                  a sweep over the values that are listed with commas
   --config-dir DIR    a folder with groups and options of your own
+  -cp DIR -cn rerun   run the saved run in folder DIR once more
   --info              where each part of the configuration comes from
   --hydra-help        Hydra's own flags and groups
 
