@@ -86,8 +86,8 @@ class Distiller:
         self.head = head
         self.layout = layout
         self.teacher = teacher
-        self._weights: dict[int, torch.Tensor] = {}
-        self._states: dict[int, torch.Tensor] = {}
+        self._weights: dict[PackedBatch, torch.Tensor] = {}
+        self._states: dict[PackedBatch, torch.Tensor] = {}
 
     def join(self, shares: Mapping[Any, Share], algorithm: Algorithm) -> dict[Any, Share]:
         """The shares with the distillation's advantages; the weights of its term are kept.
@@ -131,7 +131,7 @@ class Distiller:
             lengths_S, tokens, sequences
         ).float()
         for batch, part_M in zip(batches, step.cut(weights_M, batches), strict=True):
-            self._weights[id(batch)] = part_M
+            self._weights[batch] = part_M
 
     def show(self, batches: Sequence[PackedBatch], seen: Mapping[str, Row]) -> None:
         """Runs the teacher that lives here on this step's samples, as it `seen` them; keeps its
@@ -140,7 +140,7 @@ class Distiller:
             return
         shown = [self.teacher.batch_like(batch, seen) for batch in batches]
         states = self.teacher.states(shown)
-        self._states = dict(zip(map(id, batches), states, strict=False))  # [] off the last stage
+        self._states = dict(zip(batches, states, strict=False))  # [] off the last stage
 
     def loss(
         self, hidden: torch.Tensor, batch: PackedBatch, policy_loss: PolicyLoss
@@ -156,7 +156,7 @@ class Distiller:
             logprobs_M, entropy_M = self.head(hidden, batch)
             term_M, measured = self._in_full(hidden, batch), {}
         value, metrics = policy_loss(logprobs_M, entropy_M)
-        weights_M = self._weights[id(batch)]
+        weights_M = self._weights[batch]
         term = (torch.where(weights_M > 0, term_M, 0.0) * weights_M).sum()
         value = value + self.mode.config.coef * term
         known = torch.where(weights_M > 0, term_M.detach(), 0.0).sum().item()
@@ -191,7 +191,7 @@ class Distiller:
 
     def _in_full(self, hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
         assert self.teacher is not None and isinstance(self.mode, Divergent)
-        teacher = self.teacher.head.frozen(self._states[id(batch)])
+        teacher = self.teacher.head.frozen(self._states[batch])
         return self.head.divergence(
             hidden, batch, teacher, kind=self.mode.kind, beta=self.mode.beta
         )

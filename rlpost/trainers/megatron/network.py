@@ -138,14 +138,14 @@ class Network(ABC):
         loss: Callable[[torch.Tensor, PackedBatch, step.Targets | None], tuple[torch.Tensor, Any]],
     ) -> Mapping[str, Metric]:
         """`loss` gets no targets for the dummy of a rank that has nothing in this step."""
-        of_batch = {id(batch): target for batch, target in share}
+        targets = dict(share)
         self.wrapped.zero_grad_buffer()
         self.optimizer.zero_grad()
         work = [batch for batch, _ in share] or [dummy(multiple=self.multiple)]
         parts = run_micro_batches(
             self.wrapped,
             work,
-            lambda output, batch: loss(output, batch, of_batch.get(id(batch))),
+            lambda output, batch: loss(output, batch, targets.get(batch)),
             train=True,
         )
         measured = self._apply_gradients()

@@ -20,9 +20,11 @@ from rlpost.types import Array
 Row = Mapping[str, Array]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """One micro-batch. Example: prompts of 2 and 1 tokens, responses [7, 8] and [9].
+    """One micro-batch; equal to itself alone, so that it may be a key.
+
+    Example: prompts of 2 and 1 tokens, responses [7, 8] and [9].
 
     token_ids_T   = [5, 6, 7, 8, 5, 9]    cu_seqlens = [0, 4, 6]
     loss_rows_M   = [2, 3, 5]             hidden_rows_M = [1, 2, 4]
