@@ -17,6 +17,7 @@ from rlpost.data.disjoint import shared_prompts
 from rlpost.data.ledger import Ledger
 from rlpost.errors import StoppedError
 from rlpost.loops.driver import STOP_DEADLINE_S, Driver
+from rlpost.loops.evaluation import held_out
 from rlpost.loops.intake import Intake
 from rlpost.loops.memory_report import MemoryReport
 from rlpost.loops.passes import plan_passes
@@ -166,7 +167,7 @@ class Builder:
         section = self.config.eval
         if section is None or self.config.debug.only is not None:
             return None
-        source = build(section.config.data, seed=self.config.seed)
+        source = held_out(section.config)
         shared = await asyncio.to_thread(shared_prompts, trained_on, source)
         self.recorder.add({f"eval/{source.name}/trained_on": float(len(shared))})
         return build(

@@ -47,6 +47,13 @@ class EvaluatorConfig:
             )
 
 
+def held_out(config: EvaluatorConfig) -> PromptSource:
+    """The data set, in an order that no run's seed changes: runs that differ by their seed are
+    asked the same prompts. Raises DataError."""
+    source: PromptSource = config.data.target(config.data.config, seed=0)
+    return source
+
+
 class Evaluator:
     """Asks the first `num_prompts` prompts of its source and reports mean accuracy."""
 

@@ -11,6 +11,7 @@ from rlpost.checkpoint import saved_step
 from rlpost.config import RunConfig, build
 from rlpost.data.base import PromptSource
 from rlpost.errors import CheckpointError, ConfigError, DataError
+from rlpost.loops.evaluation import held_out
 from rlpost.loops.passes import Pass, plan_passes, teacher_passes
 from rlpost.roles import engine_roles, trainer_roles
 from rlpost.validation import Section
@@ -45,7 +46,7 @@ def check_eval_data(config: RunConfig) -> None:
     num_prompts = getattr(data.config, "size", None)
     try:
         if num_prompts is None:
-            num_prompts = len(build(data, seed=config.seed))
+            num_prompts = len(held_out(config.eval.config))
     except DataError as error:
         raise ConfigError([f"eval.data: {error}"]) from error
     config.eval.config.check_size(num_prompts)
