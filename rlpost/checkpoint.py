@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+PARTIAL = ".partial_"  # begins the name of a folder that is not complete yet
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,41 @@ class Checkpointer:
         exports: Mapping[str, str],
         state: Mapping[str, Any],
     ) -> Path:
-        """Saves every role, the Hugging Face `exports` (folder -> role), and the driver's state."""
+        """Saves every role, the Hugging Face `exports` (folder -> role), and the driver's state.
+
+        Raises CheckpointError where it can't be written; the unfinished folder is removed, so that
+        what filled the disk does not stay.
+        """
         final = self.directory / f"step_{step:06d}"
-        partial = self.directory / f".partial_{final.name}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial = self.directory / f"{PARTIAL}{final.name}"
+        try:
+            self._clear()
+            partial.mkdir(parents=True)
+            await self._write(partial, roles, exports)
+            # Hashing many gigabytes takes a while, in which other tasks of the driver go on.
+            await asyncio.to_thread(self._commit, partial, final, state)
+        except Exception as error:
+            self._clear()
+            if isinstance(error, OSError):
+                raise CheckpointError(
+                    f"{final} can't be written: {error}{_older(final)}"
+                ) from error
+            raise
+        return final
+
+    async def _write(
+        self, folder: Path, roles: Mapping[str, WorkerGroup], exports: Mapping[str, str]
+    ) -> None:
         deadline_s = self.config.deadline_s
         for role, group in roles.items():
-            await group.call("save", str(partial / role), deadline_s=deadline_s)
+            await group.call("save", str(folder / role), deadline_s=deadline_s)
         for name, role in exports.items():
-            await roles[role].call("save_hf", str(partial / name), deadline_s=deadline_s)
-        # Hashing many gigabytes takes a while, in which other tasks of the driver go on.
-        await asyncio.to_thread(self._commit, partial, final, state)
-        return final
+            await roles[role].call("save_hf", str(folder / name), deadline_s=deadline_s)
+
+    def _clear(self) -> None:
+        """Takes away what saves that failed, here or in a driver that was killed, have left."""
+        for left in self.directory.glob(f"{PARTIAL}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     async def load(self, folder: Path, *, roles: Mapping[str, WorkerGroup]) -> dict[str, Any]:
         """Restores every role and returns the driver's state. Raises CheckpointError."""

@@ -1,5 +1,7 @@
 """A checkpoint is complete, or it is refused by name."""
 
+import errno
+
 import pytest
 
 from rlpost.checkpoint import MANIFEST, Checkpointer, verify_manifest, write_manifest
@@ -66,6 +68,22 @@ async def test_only_the_newest_checkpoints_are_kept(tmp_path):
             step, roles={"actor": FakeGroup()}, exports={"hf": "actor"}, state={"step": step}
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
+
+
+class FullDisk(FakeGroup):
+    async def call(self, method, path, *, deadline_s):
+        await super().call(method, path, deadline_s=deadline_s)
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+
+async def test_a_save_that_fails_leaves_nothing_and_names_the_checkpoint_before(tmp_path):
+    config = Checkpointer.Config(save_interval=1, keep_last=2, deadline_s=5.0)
+    writer = Checkpointer(config, directory=tmp_path)
+    (tmp_path / ".partial_step_000007").mkdir()  # of a driver that was killed
+    before = await writer.save(1, roles={"actor": FakeGroup()}, exports={}, state={})
+    with pytest.raises(CheckpointError, match=f"step_000002 can't be written.*No space.*{before}"):
+        await writer.save(2, roles={"actor": FullDisk()}, exports={}, state={})
+    assert [*tmp_path.iterdir()] == [before]
 
 
 @pytest.mark.parametrize(
