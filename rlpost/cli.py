@@ -19,6 +19,8 @@ from rlpost.errors import ConfigError, RlpostError, StoppedError
 os.environ["HYDRA_FULL_ERROR"] = "1"
 # conf/hydra/launcher/ sets the keys of the launchers' own schemas, which is what is wanted.
 warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against")
+# It is refused, as `--config-dir` is, when the configuration is loaded.
+warnings.filterwarnings("ignore", message="provider=hydra.searchpath .* is not available")
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class SearchPath:
 
 
 OURS = SearchPath()
+SEARCH_PATH = "hydra.searchpath"
 
 
 def compose_node(overrides: Sequence[str], path: SearchPath = OURS) -> DictConfig:
@@ -56,9 +57,16 @@ def load_chosen(node: DictConfig) -> RunConfig:
     """`load`, and one option of each group; for the configuration under way. Raises ConfigError."""
     hydra = HydraConfig.get()
     folders = [Path(item.path) for item in hydra.runtime.config_sources if item.schema == "file"]
-    if problems := lists_of_one(hydra.overrides.task, folders):
+    # Of the folders only those of the search path may be missing: Hydra does without them.
+    missing = [line for folder in folders for line in not_there(SEARCH_PATH, folder.absolute())]
+    if problems := [*missing, *lists_of_one(hydra.overrides.task, folders)]:
         raise ConfigError(problems)
     return load(node)
+
+
+def not_there(asked: str, folder: Path) -> Iterator[str]:
+    if not folder.is_dir():
+        yield f"{asked}: there is no folder {folder}"
 
 
 def jobs_of(sweep: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[DictConfig]:

@@ -19,11 +19,11 @@ from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException, OverrideParseException
 
 from rlpost.checks import check
-from rlpost.composition import CONF, SearchPath, compose_node
+from rlpost.composition import CONF, SEARCH_PATH, SearchPath, compose_node
 from rlpost.config import REQUIRED_GROUPS, key_paths, load
 from rlpost.errors import ConfigError, RlpostError
 from rlpost.option_files import default_groups, is_global, options_by_group, options_with
-from rlpost.search_path import SEARCH_PATH, search_path
+from rlpost.search_path import search_path
 from rlpost.wording import nearest_name, unknown
 
 SWEEPS = re.compile(r"\+?sweep=|hydra\.mode=")  # what makes a sweep, beside -m
@@ -44,7 +44,8 @@ def with_the_rest(error: ConfigError, arguments: Sequence[str]) -> ConfigError:
     """`error`, and what is wrong beside the overrides that it is about: load stops before check."""
     line = CommandLine(arguments)
     if line.problems or line.multirun:
-        return ConfigError([*line.problems, *line.without_the_left_out(error.problems)])
+        more = line.without_the_left_out(error.problems)
+        return ConfigError(list(dict.fromkeys([*line.problems, *more])))
     if not line.overrides:
         return error
     for override in line.overrides:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlpost.composition import CONF, SearchPath
-
-SEARCH_PATH = "hydra.searchpath"
+from rlpost.composition import CONF, SEARCH_PATH, SearchPath, not_there
 
 
 def search_path(flags: Namespace, listed: Sequence[Any]) -> tuple[SearchPath, list[str]]:
@@ -20,13 +18,13 @@ def search_path(flags: Namespace, listed: Sequence[Any]) -> tuple[SearchPath, li
     first = CONF
     if flags.config_path is not None:
         first = folder_of(flags.config_path, below=CONF.parent) or first
-        problems += not_there(f"-cp {flags.config_path}", first)
-    more = {f"{SEARCH_PATH}: {item}": folder_of(str(item)) for item in listed}
+        problems += not_there("-cp", first)
+    more = [(SEARCH_PATH, item, folder_of(str(item))) for item in listed]
     if flags.config_dir is not None:
-        more = {f"--config-dir {flags.config_dir}": folder_of(flags.config_dir), **more}
-    for asked, folder in more.items():
-        problems += not_there(asked, folder)
-    found = [folder for folder in more.values() if folder is not None and folder.is_dir()]
+        more.insert(0, ("--config-dir", flags.config_dir, folder_of(flags.config_dir)))
+    for asked, item, folder in more:
+        problems += not_there(asked, Path(item) if folder is None else folder)
+    found = [folder for *_, folder in more if folder is not None and folder.is_dir()]
     path = SearchPath((first, *found), flags.config_name or SearchPath.name)
     return path, problems or no_such_file(path)
 
@@ -43,12 +41,6 @@ def folder_of(text: str, below: Path | None = None) -> Path | None:
         spec = None
     places = [] if spec is None else spec.submodule_search_locations or []
     return Path(next(iter(places)), *parts) if places else None
-
-
-def not_there(asked: str, folder: Path | None) -> Iterator[str]:
-    if folder is None or not folder.is_dir():
-        looked = "" if folder is None else f" (looked for {folder})"
-        yield f"{asked}: there is no such folder{looked}"
 
 
 def no_such_file(path: SearchPath) -> list[str]:

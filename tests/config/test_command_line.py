@@ -64,8 +64,15 @@ WRONG = [
     ("hydra.job.chdirr=true", ["mean 'hydra.job.chdir'?"]),
     ("+debug=fast seed=-1", ["+debug=fast: the group has its place already", "seed: got -1"]),
     ("trainer.optimizer.lr.x=1", ["unknown name; trainer.optimizer.lr holds no keys\n"]),
-    ("--config-dir nowhere seed=-1", ["--config-dir nowhere: there is no such folder", "got -1"]),
-    ("hydra.searchpath=[nowhere] algorithm=x", ["hydra.searchpath: nowhere: there is", "x: unkn"]),
+    (
+        "--config-dir nowhere seed=-1",
+        ["--config-dir: there is no folder /", "/nowhere\n", "got -1"],
+    ),
+    (
+        "hydra.searchpath=[nowhere] algorithm=x",
+        ["hydra.searchpath: there is no folder /", "x: unkn"],
+    ),
+    ("hydra.searchpath=[nowhere]", ["1 configuration problem:\n  - hydra.searchpath: there is no"]),
     ("hydra.searchpath=nowhere", ["a list belongs here: hydra.searchpath=[nowhere]"]),
     ("output_dir=/proc/x", ["output_dir: can't make '/proc/x' (No such file", "can be written"]),
     ("-m output_dir=/proc/x seed=1,2", ["output_dir: can't make '/proc/x' (No such file"]),
