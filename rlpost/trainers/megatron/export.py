@@ -98,10 +98,10 @@ def _gather_stages(tensors: Iterable[Named], layout: Layout) -> Iterator[Named]:
         for stage in range(1, layout.num_stages):
             yield from _receive(stage)
     else:
-        _send(list(tensors), layout)
+        _send(list(tensors))
 
 
-def _send(tensors: list[Named], layout: Layout) -> None:
+def _send(tensors: list[Named]) -> None:
     group = parallel_state.get_pipeline_model_parallel_group()
     first = dist.get_global_rank(group, 0)
     heads = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors]
