@@ -159,6 +159,7 @@ class Builder:
             num_minibatches=self.plan.num_minibatches,
             num_ppo_epochs=algorithm.num_ppo_epochs,
             num_critic_only_steps=algorithm.num_critic_only_steps if self.config.critic else 0,
+            trains_policy=getattr(algorithm, "trains_policy", True),
             step_deadline_s=self.config.trainer.config.step_deadline_s,
         )
 

@@ -138,9 +138,9 @@ class Driver:
     async def publish_update(self) -> None:
         """The optimizer's last update becomes a policy version, and reaches the engines.
 
-        A batch that trained the critic only has made no new policy: nothing happens.
+        A batch that trained no policy has made no version: nothing happens.
         """
-        if not self.schedule.trains_actor(self.step - 1):
+        if not self.schedule.makes_version(self.step - 1):
             return
         self.policy_version += 1
         await self.publish()

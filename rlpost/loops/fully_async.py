@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -21,14 +20,6 @@ class FullyAsyncLoopConfig:
     on_stale: Literal["drop", "wait"]
     update_weights_interval: PositiveInt
     max_draw_factor: PositiveFloat
-
-    def conflicts(self, run: Any) -> Iterator[str]:
-        """Engines whose weights never change answer under version 0: all would soon be stale."""
-        if run.engine is not None and not getattr(run.algorithm.target, "trains_policy", True):
-            yield (
-                f"loop: fully_async bounds how old the policy's answers are, but "
-                f"{run.algorithm.target.__name__} trains no policy; choose loop=async or loop=sync"
-            )
 
 
 class FullyAsyncLoop:
@@ -55,7 +46,7 @@ class FullyAsyncLoop:
                     staleness = report.staleness_max(batch, driver.policy_version)
                     batch, metrics = await driver.train(await driver.run_passes(batch))
                     await self._publish_if_due(driver)
-                    stream.published(driver.policy_version)
+                    stream.trained(driver.policy_version)
                 await driver.finish_step(batch, metrics, staleness=staleness)
         finally:
             await stream.close()
@@ -68,7 +59,6 @@ class FullyAsyncLoop:
     def _stream(self, driver: Driver) -> RolloutStream:
         settings = StreamSettings(
             num_steps=driver.schedule.num_steps,
-            num_critic_only_steps=driver.schedule.num_critic_only_steps,
             first_step=driver.step,
             prompts_per_step=driver.schedule.prompts_per_step,
             update_weights_interval=self.config.update_weights_interval,

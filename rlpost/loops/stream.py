@@ -1,14 +1,14 @@
 """A stream of scored groups under a staleness bound.
 
-Letters: P prompts of a batch, u steps between weight updates, S the bound, v the policy version.
+Letters: P prompts of a batch, u steps between weight updates, S the bound, d trained batches.
 
-At dispatch: group number n (of those that were not dropped) will be trained in batch n // P, when
-the trainer's version is (n // P) // u. Its staleness then is at most S if
+At dispatch: group number n (of those that were not dropped) will be trained in batch n // P, after
+(n // P) // u updates; there were d // u when it starts. Its staleness then is at most S if
 
-    n < (v + S + 1) * u * P                                              [AReaL, arXiv:2505.24298]
+    n < (d // u + S + 1) * u * P                                         [AReaL, arXiv:2505.24298]
 
-at the version v under which it starts. Batches at the start that train the critic only make no
-versions, so as many more may be in flight; a resumed run counts v from what its first batch finds.
+Batches that make no policy version (of the critic only, or of a run that trains no policy) count
+like the others: it is also what bounds the groups in flight.
 Groups overtake each other, so the bound is checked again at consumption: `drop` evicts a group that
 is too old and draws another; `wait` lets the trainer wait for running groups that would be too old
 after the update that follows the batch.
@@ -34,7 +34,6 @@ class StreamSettings:
     """The numbers of the bound (letters above); `num_steps` batches are made in all."""
 
     num_steps: int
-    num_critic_only_steps: int
     first_step: int
     prompts_per_step: int
     update_weights_interval: int
@@ -72,7 +71,7 @@ class RolloutStream:
     settings: StreamSettings
     source: Source
     version: int
-    _first_version: int = field(init=False)
+    _num_trained: int = field(init=False)  # batches of the whole run
     _ready: list[Ready] = field(default_factory=list)
     _dropped: list[tuple[GroupHandle, str]] = field(default_factory=list)
     _started_at: dict[str, int] = field(default_factory=dict)  # key -> version, of those in flight
@@ -84,14 +83,15 @@ class RolloutStream:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._first_version = self.version
+        self._num_trained = self.settings.first_step
 
     def start(self) -> None:
         self._spawn(self._pump())
         self._room.set()
 
-    def published(self, version: int) -> None:
-        """The engines serve `version` now: there may be room for more groups."""
+    def trained(self, version: int) -> None:
+        """One more batch is trained, and the engines serve `version`: there may be more room."""
+        self._num_trained += 1
         self.version = version
         self._room.set()
 
@@ -99,8 +99,7 @@ class RolloutStream:
     def num_room(self) -> int:
         """How many groups may begin now."""
         s = self.settings
-        updates = max(s.first_step, s.num_critic_only_steps) // s.update_weights_interval
-        updates += self.version - self._first_version  # up to now, with those that made no version
+        updates = self._num_trained // s.update_weights_interval
         reachable = (updates + s.max_staleness + 1) * s.update_weights_interval
         batches = min(reachable, s.num_steps) - s.first_step
         held = self._num_taken + len(self._ready) + len(self._started_at)

@@ -148,6 +148,8 @@ def staleness(config: RunConfig) -> str:
     """How far the policy that generated a sample may be behind the one that trains on it."""
     if "engine" not in engine_roles(config):
         return "nothing is generated"
+    if not getattr(config.algorithm.target, "trains_policy", True):
+        return "0 versions, as no policy is trained"
     bound = getattr(config.loop.config, "max_staleness", None)
     if bound is None:
         return "the loop does not say"

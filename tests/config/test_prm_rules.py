@@ -35,7 +35,6 @@ def test_a_judge_gets_engines_of_its_own():
     [
         ([*GRPO, "prm=verifier", "prm.credit.mode=progress", "prm.credit.initial_value=0"],
          r"prm\.credit\.mode: progress .* ChainSteps judges each step"),
-        ([*TRAIN, "loop=fully_async"], r"StepClassification trains no policy; choose loop=async"),
         ([*GRPO, "prm=model", "prm.limits.deadline_s=400"], r"prm\.limits\.deadline_s \(400\) x"),
         ([*GRPO, "prm=model", "prm.model.max_length=64"], r"prm\.model\.max_length \(64\)"),
         ([*GRPO, "prm=verifier", "prm.credit.gamma=0.9"], r"gamma \(0\.9\) has no effect"),

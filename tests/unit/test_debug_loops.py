@@ -113,6 +113,7 @@ def run(loop):
         num_minibatches=1,
         num_ppo_epochs=1,
         num_critic_only_steps=0,
+        trains_policy=True,
         step_deadline_s=1.0,
     )
     ledger, rollouts, recorder = Ledger(), Rollouts(), Recorder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,7 @@ def driver() -> Driver:
         num_minibatches=1,
         num_ppo_epochs=2,
         num_critic_only_steps=2,
+        trains_policy=True,
         step_deadline_s=1.0,
     )
     trainers = Trainers(
@@ -164,6 +166,15 @@ async def test_then_actor_and_critic_train_at_the_same_time(driver: Driver) -> N
     assert set(metrics) >= {"actor/loss", "critic/loss", "train/skipped_steps"}
     assert {"critic.train", "actor.train"} <= {block.ref for block in batch.blocks}
     assert set(driver.recorder.times) >= {"values", "train_actor", "train_critic"}
+
+
+async def test_a_run_that_trains_no_policy_makes_no_version(driver: Driver) -> None:
+    """Its answers never grow old: the model that gives them is not the one that is trained."""
+    driver.schedule = dataclasses.replace(driver.schedule, trains_policy=False)
+    driver.step = 2
+    await step(driver)
+    assert ("train",) in calls(driver, "actor")
+    assert driver.policy_version == 0
 
 
 async def test_a_checkpoint_holds_both_and_a_resume_restores_both(driver: Driver) -> None:

@@ -65,13 +65,11 @@ def stream_of(
     on_stale="wait",
     interval=1,
     factor=50.0,
-    critic_only=0,
     first_step=0,
     version=0,
 ):
     settings = StreamSettings(
         num_steps=num_steps,
-        num_critic_only_steps=critic_only,
         first_step=first_step,
         prompts_per_step=PROMPTS_PER_STEP,
         update_weights_interval=interval,
@@ -83,8 +81,11 @@ def stream_of(
     return RolloutStream(settings, source, version)
 
 
-async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002, critic_only=0):
-    """Takes and trains all batches; returns (batches, staleness of each)."""
+async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002, no_version=0):
+    """Takes and trains all batches, the first of which make no version.
+
+    Returns (batches, staleness of each).
+    """
     stream.start()
     batches, staleness, version = [], [], stream.version
     for step in range(stream.settings.first_step, num_steps):
@@ -95,9 +96,9 @@ async def train(stream, engines, *, num_steps=12, interval=1, train_s=0.002, cri
             engines.ledger.move(group.prompt_key, "trained")
         engines.ledger.check()
         batches.append(batch)
-        if (step + 1) % interval == 0 and step >= critic_only:
+        if (step + 1) % interval == 0 and step >= no_version:
             version += 1
-            stream.published(version)
+        stream.trained(version)
     await stream.close()
     return batches, staleness
 
@@ -117,14 +118,16 @@ async def test_no_batch_exceeds_the_bound_with_very_unequal_answers(bound, inter
     assert max(staleness) <= bound
 
 
+@pytest.mark.parametrize("no_version", [5, 12])
 @pytest.mark.parametrize("bound", [0, 1])
-async def test_batches_that_train_the_critic_only_stop_no_stream(bound):
-    """They make no versions, so a bound by versions alone would leave the trainer waiting."""
+async def test_batches_that_make_no_version_stop_no_stream_and_do_not_flood_it(bound, no_version):
+    """Of the critic only, or all batches of a run that trains no policy."""
     engines = Engines(seconds=long_tailed)
-    stream = stream_of(engines, max_staleness=bound, critic_only=5)
-    batches, staleness = await train(stream, engines, critic_only=5)
+    stream = stream_of(engines, max_staleness=bound)
+    batches, staleness = await train(stream, engines, no_version=no_version)
     assert len(batches) == 12
     assert max(staleness) <= bound
+    assert max(engines.begun) <= (bound + 1) * PROMPTS_PER_STEP
 
 
 async def test_a_bound_above_zero_is_used():
@@ -179,9 +182,11 @@ async def test_a_slow_group_is_waited_for_only_where_an_update_follows():
     engines = Engines(seconds=lambda key: 0.3 if key.startswith("p0@") else 0.001)
     stream = stream_of(engines, max_staleness=1, interval=2)
     stream.start()
-    batches = [await asyncio.wait_for(stream.take(step), 0.2) for step in (0, 1)]
-    stream.published(1)
-    batches += [await asyncio.wait_for(stream.take(2), 0.2), await stream.take(3)]
+    batches = []
+    for step, version in enumerate((0, 1, 1)):
+        batches.append(await asyncio.wait_for(stream.take(step), 0.2))
+        stream.trained(version)
+    batches.append(await stream.take(3))
     await stream.close()
     held = [[group.prompt_key for group in batch.groups] for batch in batches]
     assert ["p0@0" in keys for keys in held] == [False, False, False, True]

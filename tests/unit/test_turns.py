@@ -88,7 +88,10 @@ def driver(calls: list[str]) -> Any:
     group: Any = WorkerGroup("actor", [actor])  # type: ignore[list-item]
     ledger = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     schedule: Any = SimpleNamespace(
-        trains_actor=lambda step: True, is_epoch_end=lambda step: False, is_last=lambda step: False
+        trains_actor=lambda step: True,
+        makes_version=lambda step: True,
+        is_epoch_end=lambda step: False,
+        is_last=lambda step: False,
     )
     recorder: Any = SimpleNamespace(
         span=lambda name: contextlib.nullcontext(), add=lambda metrics: None
