@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
 from rlpost.debug import DebugConfig, limited
 from rlpost.errors import ConfigError
 from rlpost.objective import ObjectiveConfig
-from rlpost.validation import TARGET, Section, Validator
+from rlpost.validation import TARGET, Section, Seed, Validator
 from rlpost.wording import join, nearest
 
 __all__ = ["RunConfig", "Section", "build", "load", "to_plain"]
@@ -41,7 +41,7 @@ class RunConfig:
     """
 
     run_name: Name
-    seed: NonNegativeInt
+    seed: Seed
     group_size: PositiveInt
     train_batch_size: PositiveInt
     num_steps: PositiveInt | None

@@ -12,16 +12,17 @@ import importlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetJsonSchemaHandler, ValidationError, ValidationInfo
+from pydantic import Field, GetJsonSchemaHandler, ValidationError, ValidationInfo
 from pydantic_core import core_schema
 
 from rlpost.wording import adapter, describe_errors, join, nearest
 
-__all__ = ["TARGET", "Section", "Validator", "import_target", "nearest"]
+__all__ = ["TARGET", "Section", "Seed", "Validator", "import_target", "nearest"]
 
 TARGET = "_target_"
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what every random generator takes
 PLACEHOLDER = "_section_"  # stands for a nested node that was validated before its parent
 
 

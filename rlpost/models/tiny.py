@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from rlpost.lazy import LazyModule
 from rlpost.models.base import Dtype
@@ -21,6 +21,7 @@ from rlpost.models.characters import (
     vocabulary,
 )
 from rlpost.models.folder import save_quietly
+from rlpost.validation import Seed
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ class TinyModelConfig:
     initializer_range: PositiveFloat
     characters: Annotated[str, Field(min_length=1)]
     vocab_multiple: PositiveInt
-    model_seed: NonNegativeInt
+    model_seed: Seed
     dtype: Dtype
     max_length: PositiveInt
 
