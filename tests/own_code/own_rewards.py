@@ -38,6 +38,14 @@ class Hanging(Digits):
         time.sleep(3600)
 
 
+class Slow(Digits):
+    """Makes a step last a while, however fast the machine is."""
+
+    def score(self, inputs):
+        time.sleep(0.1)
+        return super().score(inputs)
+
+
 class StepDigits(Digits):
     """The same for each step of an answer."""
 

@@ -2,6 +2,8 @@
 
 Both nodes, `n1` and `n2`, are this host under two names, at one address. Partition `urgent` takes
 nodes from `main`, whose jobs are then requeued. There is no accounting: ask squeue and scontrol.
+As on most sites, jobs are control groups where this machine lets us make some, so that signals but
+SIGKILL reach the tasks alone; their names are those of the nodes, so there can be one such Slurm.
 `start` prints the configuration file, to be exported as SLURM_CONF; it needs root and Debian's
 packages `slurm-wlm` and `munge`. State and logs lie in FOLDER.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 NODES = ("n1", "n2")
 CPUS = 8  # as declared; Slurm counts them and binds nobody to them
 MEMORY_MB = 8000
+FREEZER = "/sys/fs/cgroup/freezer"
 START_TIMEOUT_S = 30.0
 CONTROLLER, DAEMON, MUNGE = "slurmctld", "slurmd", "munged"
 
@@ -36,6 +39,7 @@ def start(folder: Path) -> Path:
     for name in ("state", "log"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     conf.write_text(configuration(folder))
+    conf.with_name("cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     start_munge()
     subprocess.run([CONTROLLER], check=True)
     for node in NODES:
@@ -76,7 +80,7 @@ def configuration(folder: Path) -> str:
         "SlurmctldLogFile": folder / "log" / "slurmctld.log",
         "SlurmdLogFile": folder / "log" / "slurmd-%n.log",
         "SlurmdParameters": "config_overrides",  # CPUs as declared, not as found
-        "ProctrackType": "proctrack/linuxproc",
+        "ProctrackType": f"proctrack/{'cgroup' if os.access(FREEZER, os.W_OK) else 'linuxproc'}",
         "TaskPlugin": "task/none",
         "MpiDefault": "none",
         "SwitchType": "switch/none",
@@ -89,7 +93,7 @@ def configuration(folder: Path) -> str:
         "PreemptMode": "REQUEUE",
         "SlurmctldParameters": "preempt_send_user_signal",
         "JobRequeue": 1,
-        "KillWait": 20,
+        "KillWait": 30,
     }
     partitions = [
         f"PartitionName=main Nodes={every} Default=YES MaxTime=60 State=UP PriorityTier=1 "

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from whole_run import WholeRun, wait_until
 
-TWO_NODES = (
+NODES = (
     "cluster=slurm",
     "cluster.num_nodes=2",
     "cluster.num_cpus_per_node=2",
     "cluster.object_store_bytes=100000000",
     "cluster.time_limit_min=10",
     "cluster.signal_delay_s=60",
-    "+cluster.nodes.engine=[1]",
-    "+cluster.nodes.actor=[0]",
 )
+TWO_NODES = (*NODES, "+cluster.nodes.engine=[1]", "+cluster.nodes.actor=[0]")
 SCHEDULED_S = 90.0
 
 
@@ -31,6 +31,18 @@ def slurm(*words: str, **options: Any) -> str:
 def job(job_id: str) -> dict[str, str]:
     """`scontrol show job`, as key -> value."""
     return dict(re.findall(r"(\w+)=(\S*)", slurm("scontrol", "show", "job", job_id, "--oneliner")))
+
+
+def ends_in(job_id: str, seconds: float) -> None:
+    """Moves the time limit of a running job, which Slurm looks at every half minute."""
+    end = datetime.now() + timedelta(seconds=seconds)
+    slurm("scontrol", "update", f"JobId={job_id}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}")
+
+
+def signals_tasks_alone() -> bool:
+    """And not also what they have started, until SIGKILL."""
+    config = slurm("scontrol", "show", "config")
+    return bool(re.search(r"^ProctrackType\s*= proctrack/cgroup$", config, re.MULTILINE))
 
 
 class SlurmRun(WholeRun):
