@@ -23,7 +23,7 @@ def search_path(flags: Namespace, listed: Sequence[Any]) -> tuple[SearchPath, li
     if flags.config_dir is not None:
         more.insert(0, ("--config-dir", flags.config_dir, folder_of(flags.config_dir)))
     for asked, item, folder in more:
-        problems += not_there(asked, Path(item) if folder is None else folder)
+        problems += not_there(asked, Path(str(item)) if folder is None else folder)
     found = [folder for *_, folder in more if folder is not None and folder.is_dir()]
     path = SearchPath((first, *found), flags.config_name or SearchPath.name)
     return path, problems or no_such_file(path)
