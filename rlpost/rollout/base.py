@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlpost.errors import DeadlineError
 from rlpost.types import Array, FinishReason, Generation, Prompt, Sampling
 
 Tokenizer = Any  # a transformers tokenizer
@@ -22,6 +23,12 @@ class Attempts:
     deadline_s: float  # of one attempt
     max_attempts: int  # per group
     max_consecutive_failures: int  # groups that failed every attempt, before the run stops
+    deadline_key: str  # where deadline_s is set, for messages
+
+    def hint(self, error: Exception) -> str:
+        """What to do about the last error of a group; a wait in the engine's queue counts too."""
+        late = isinstance(error, DeadlineError)
+        return f"; if it only has much to do, raise {self.deadline_key}" if late else ""
 
 
 class RolloutConfig(Protocol):

@@ -70,6 +70,7 @@ class EnginePool:
                 if ticket.attempt + 1 >= self._attempts.max_attempts:
                     raise EngineError(
                         f"{ticket.attempt + 1} attempts failed; the last one: {error}"
+                        f"{self._attempts.hint(error)}"
                     ) from error
             ticket.attempt += 1
             ticket.error = None

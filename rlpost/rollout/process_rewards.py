@@ -99,7 +99,8 @@ class ProcessRewards:
         limits = getattr(self._config, "limits", None)
         if limits is None:  # no engine is asked
             return
-        self._judges = EnginePool(engines, Attempts(limits.deadline_s, limits.max_attempts, 0))
+        attempts = Attempts(limits.deadline_s, limits.max_attempts, 0, "prm.limits.deadline_s")
+        self._judges = EnginePool(engines, attempts)
         self._classifiers = ClassifierPool(
             engines, deadline_s=limits.deadline_s, max_attempts=limits.max_attempts
         )

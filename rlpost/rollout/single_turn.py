@@ -62,6 +62,7 @@ class SingleTurn:
             deadline_s=config.attempt_deadline_s,
             max_attempts=config.max_attempts,
             max_consecutive_failures=config.max_consecutive_failures,
+            deadline_key="rollout.attempt_deadline_s",
         )
 
     def sampling(self, group_size: int) -> Sampling:

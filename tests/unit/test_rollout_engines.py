@@ -3,10 +3,11 @@
 import asyncio
 import re
 
+import pytest
 from fake_engine import FakeEngine
 from rollout_rig import groups, prompts
 
-from rlpost.errors import RlpostError, WorkerDiedError
+from rlpost.errors import BudgetError, RlpostError, WorkerDiedError
 
 
 async def test_groups_spread_by_load_in_one_submit_per_engine(make_worker):
@@ -63,6 +64,18 @@ async def test_an_engine_that_hangs_is_left_and_the_group_goes_elsewhere(make_wo
     worker = await make_worker(engines)
     (group,) = await groups(worker, prompts(1))
     assert group.failure == "" and not engines[0].queued and len(engines[0].aborted) == 2
+
+
+async def test_when_engines_are_only_slow_the_limit_to_raise_is_named(make_worker):
+    class Slow(FakeEngine):
+        async def collect(self, request_ids):
+            if len(request_ids) > 1:  # what was aborted is collected one by one
+                await asyncio.sleep(60)
+            return await super().collect(request_ids)
+
+    worker = await make_worker([Slow()])
+    with pytest.raises(BudgetError, match=r"did not answer.*raise rollout\.attempt_deadline_s"):
+        await groups(worker, prompts(4))
 
 
 async def test_a_missing_answer_is_never_filled_by_position(make_worker):
