@@ -57,7 +57,8 @@ class Builder:
         async with disposing(driver, prm_engines):
             if self.config.resume_from is not None:
                 await driver.resume(Path(self.config.resume_from))
-            await chosen_loop(self.config).run(driver)
+            async with driver.records.keeping_dropped():
+                await chosen_loop(self.config).run(driver)
         if driver.leaving:
             saved = driver.last_checkpoint or "nothing new to save"
             raise StoppedError(f"asked to stop at step {driver.step}: {saved}")

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from rlpost.data.ledger import Ledger, State
 from rlpost.errors import BudgetError, DataError
+from rlpost.loops.batches import Batch
 from rlpost.types import GroupHandle, Prompt
+
+
+class DrawBudgetError(BudgetError):
+    """Far too few prompts of a batch can be trained. `batch` holds what was dropped."""
+
+    def __init__(self, message: str, batch: Batch) -> None:
+        super().__init__(message)
+        self.batch = batch
 
 
 def draw_prompts(ledger: Ledger, count: int) -> list[Prompt]:
@@ -28,14 +37,15 @@ def check_draw_budget(
     dropped: Sequence[tuple[GroupHandle, str]],
     max_draw_factor: float,
 ) -> None:
-    """Raises BudgetError when a batch is not full and far more prompts were drawn than it needs."""
+    """Raises DrawBudgetError when far too many prompts were drawn for a batch that is not full."""
     drawn = kept + len(dropped)
     if kept < wanted and drawn > wanted * max_draw_factor:
         reasons = sorted({reason for _, reason in dropped})
-        raise BudgetError(
+        raise DrawBudgetError(
             f"step {step + 1}: {len(dropped)} of {drawn} prompts were dropped "
             f"({', '.join(reasons)}) and the batch still lacks {wanted - kept} of {wanted}; "
-            f"look at samples/ and the reward, or raise loop.max_draw_factor"
+            f"look at samples/ and the reward, or raise loop.max_draw_factor",
+            Batch.of(step, [], dropped, generate_s=0.0, reward_s=0.0),
         )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlpost.loops import report
 from rlpost.loops.batches import Batch
+from rlpost.loops.draws import DrawBudgetError
 
 if TYPE_CHECKING:
     from rlpost.cluster.workers import Worker
@@ -72,6 +74,16 @@ class Records:
         if self._writing is not None:
             await self._writing
             self._writing = None
+
+    @contextlib.asynccontextmanager
+    async def keeping_dropped(self) -> AsyncIterator[None]:
+        """Where a batch can't be filled, what was dropped is written all the same: it says why."""
+        try:
+            yield
+        except DrawBudgetError as error:
+            await self.samples(error.batch)
+            await self.wait_for_samples()
+            raise
 
     async def measure_memory(self) -> None:
         """Once, after the first step."""

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlpost.errors import EngineError
+from rlpost.errors import BudgetError, EngineError
 from rlpost.loops.batches import Batch
+from rlpost.loops.draws import check_draw_budget
 from rlpost.loops.records import Records
 
 
@@ -19,6 +20,7 @@ class Worker:
     async def call(self, method, step, entries, refs, *, deadline_s):
         assert method == "write_samples"
         self.begun.append(step)
+        self.entries = entries
         await self.let_go.wait()
         if self.error is not None:
             raise self.error
@@ -59,3 +61,13 @@ async def test_closing_gives_up_a_write_that_hangs():
     records = records_of(Worker())
     await records.samples(batch(0))
     await asyncio.wait_for(records.close(), 1)
+
+
+async def test_what_was_dropped_for_a_batch_that_can_t_be_filled_is_written():
+    worker = Worker()
+    worker.let_go.set()
+    dropped = [("group", "constant_reward")] * 9
+    with pytest.raises(BudgetError, match=r"9 of 9 prompts were dropped \(constant_reward\)"):
+        async with records_of(worker).keeping_dropped():
+            check_draw_budget(4, 2, 0, dropped, max_draw_factor=4.0)
+    assert (worker.done, worker.entries) == ([5], dropped)
