@@ -79,6 +79,21 @@ def num_steps(config: RunConfig, num_prompts: int, prompts_per_step: int) -> int
     return steps
 
 
+def resume_problems(config: RunConfig, num_steps: int) -> Iterator[str]:
+    """A run that goes on from its last step would end at once, as if it had done something."""
+    if config.resume_from is None:
+        return
+    try:
+        done = saved_step(Path(config.resume_from))
+    except CheckpointError:
+        return  # told when it is opened
+    if done >= num_steps:
+        yield (
+            f"resume_from: the checkpoint is of step {done}, and the run ends after {num_steps}, "
+            "so nothing is left to do; raise num_steps (or num_epochs)"
+        )
+
+
 def profile_problems(config: RunConfig, num_steps: int) -> Iterator[str]:
     """A step that never comes, or has been, would leave no trace."""
     profile = config.debug.profile

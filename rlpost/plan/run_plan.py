@@ -172,6 +172,7 @@ def room(config: RunConfig, num_steps: int, steps_per_epoch: int) -> dict[str, A
         "disk": disk,
         "machine": compared,
         "problems": (
+            *arithmetic.resume_problems(config, num_steps),
             *arithmetic.profile_problems(config, num_steps),
             *problems(config, cluster, nodes, known, memory, placed, compared, disk),
         ),

@@ -77,6 +77,20 @@ def test_held_out_prompts_are_looked_for_before_the_run(tmp_path: Path) -> None:
             RunPlan.of(load(compose_node(overrides)))
 
 
+def test_a_checkpoint_that_leaves_nothing_to_do_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"step": 6}')
+    (tmp_path / "manifest.json").write_text("{}")
+    told = {}
+    for steps in (6, 7):
+        overrides = ["+recipe=grpo_chain", f"num_steps={steps}", f"resume_from={tmp_path}"]
+        told[steps] = [
+            problem
+            for problem in RunPlan.of(load(compose_node(overrides))).problems
+            if problem.startswith("resume_from: the checkpoint is of step 6, and the run ends")
+        ]
+    assert [len(problems) for problems in told.values()] == [1, 0]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipes_plan_is_whole(recipe: str, all_plans: Any) -> None:
     text = all_plans[1][recipe]
