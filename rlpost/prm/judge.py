@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
@@ -79,7 +79,7 @@ class JudgePrm:
     """StepScorer. Score 1.0 for a good step, 0.0 for a bad one; missing when the votes don't say.
 
     A vote that can't be read is missing, not bad. An engine that fails leaves all steps of the
-    response missing, and is counted.
+    response missing, and is counted; so are, in a row, responses none of whose votes can be read.
     """
 
     Config = JudgePrmConfig
@@ -88,6 +88,8 @@ class JudgePrm:
         self._config = config
         self._services = services
         self._budget = config.limits.budget("prm (judge)")
+        # A weak judge may often say nothing; one that never does would leave the run without a prm.
+        self._unread = replace(config.limits, max_failure_fraction=1.0).budget("prm (its verdicts)")
 
     async def start(self) -> None:
         """Raises ConfigError when the judge's tokenizer can't spell the question."""
@@ -117,10 +119,9 @@ class JudgePrm:
             return [math.nan] * len(response.ends)
         self._budget.succeeded()
         decode = self._services.scorer_tokenizer.decode
-        votes = [
-            vote_of(decode(answer.token_ids.tolist(), skip_special_tokens=True), self._config)
-            for answer in answers
-        ]
+        texts = [decode(answer.token_ids.tolist(), skip_special_tokens=True) for answer in answers]
+        votes = [vote_of(text, self._config) for text in texts]
+        self._count(response, votes, texts)
         size = self._config.num_votes
         return [
             settled(votes[start : start + size], self._config.rule)
@@ -128,6 +129,17 @@ class JudgePrm:
         ]
 
     async def close(self) -> None: ...
+
+    def _count(self, response: Response, votes: Sequence[float], texts: Sequence[str]) -> None:
+        """A response of which no verdict can be read was not judged."""
+        judgeable = any(step.strip() for step in response.inputs.steps)
+        if judgeable and all(math.isnan(vote) for vote in votes):
+            self._unread.failed(
+                f"{response.sample}: prm.verdict_pattern finds no verdict in any of {len(votes)} "
+                f"answers of the judge, such as {texts[0]!r}"
+            )
+        else:
+            self._unread.succeeded()
 
     def _requests(self, response: Response) -> list[GenerateRequest]:
         """Votes of the first step first."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from prm_rig import GOOD, JUDGE, NAN, RESPONSE, Characters, Engines
 
-from rlpost.errors import ConfigError
+from rlpost.errors import BudgetError, ConfigError
 from rlpost.prm.judge import JudgePrm, settled, vote_of
 from rlpost.validation import Section
 
@@ -40,6 +40,14 @@ def test_votes_settle_by_rule(votes, majority, mean):
 )
 def test_a_vote_that_can_t_be_read_is_missing(text, vote):
     assert vote_of(text, JUDGE) == pytest.approx(vote, nan_ok=True)
+
+
+async def test_a_judge_that_gives_no_readable_verdict_spends_its_budget():
+    judge = JudgePrm(JUDGE, services=Engines(answers=["maybe"] * 6).services())
+    scores = await judge.score(RESPONSE)
+    assert all(map(math.isnan, scores))
+    with pytest.raises(BudgetError, match=r"prm\.verdict_pattern finds no verdict.*'maybe'"):
+        await judge.score(RESPONSE)
 
 
 def test_a_verdict_whose_optional_group_is_absent_is_missing():
