@@ -19,6 +19,7 @@ SCENARIOS = {
     "dynamic sampling": [
         "algorithm=dapo",
         "algorithm.kl_coef=0.05",
+        "rollout.temperature=0.7",
         "reward.parts.own.function._target_=own_rewards.Parity",
         "num_steps=3",
     ],

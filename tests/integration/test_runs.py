@@ -229,6 +229,10 @@ def test_dynamic_sampling_refills_exactly(runs: Runs) -> None:
         assert row["rollout/reward/std"] > 0
 
 
+def test_the_trainer_scores_answers_at_the_temperature_they_were_sampled_at(runs: Runs) -> None:
+    assert max(runs.get("dynamic sampling").column("train/mismatch/max")) <= 1e-3
+
+
 def test_a_reference_holds_the_policy(runs: Runs) -> None:
     run = runs.get("dynamic sampling")
     assert (run.run_dir / "logs" / "reference-0.log").exists()
