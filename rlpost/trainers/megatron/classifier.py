@@ -25,7 +25,6 @@ from rlpost.trainers.megatron.network import (
     Minibatch,
     Network,
     Share,
-    with_fresh_head,
 )
 from rlpost.trainers.megatron.packing import PackedBatch, Row
 from rlpost.trainers.megatron.step_credit import STEP_INDEX
@@ -69,7 +68,9 @@ class Classifier(Network):
                 f"{self.model_path} is a classifier of {self.hf_config.num_labels} labels; steps "
                 f"have {NUM_LABELS}; start from a causal model or from such a classifier"
             )
-        get_tensor = with_fresh_head(reader, LABELS_HEAD, NUM_LABELS, self.hf_config.hidden_size)
+        get_tensor = hf_io.with_fresh_head(
+            reader, LABELS_HEAD, NUM_LABELS, self.hf_config.hidden_size
+        )
         converter.load_hf(self.model, self.hf_config, get_tensor)
 
     def train(self, view: BatchView) -> TrainResult:

@@ -17,7 +17,7 @@ from rlpost.algorithms.base import ValueAlgorithm, ValueLossInputs
 from rlpost.metrics import Metric, mean, merge
 from rlpost.trainers.base import TrainResult
 from rlpost.trainers.megatron import converter, hf_io, rows, step
-from rlpost.trainers.megatron.network import FORWARD_COLUMNS, Network, with_fresh_head
+from rlpost.trainers.megatron.network import FORWARD_COLUMNS, Network
 from rlpost.trainers.megatron.packing import PackedBatch
 from rlpost.trainers.megatron.weight_names import VALUE_HEAD
 from rlpost.types import BatchView, PassResult
@@ -38,7 +38,7 @@ class Critic(Network):
         self.algorithm = algorithm
 
     def _load_weights(self, reader: hf_io.HfReader) -> None:
-        get_tensor = with_fresh_head(reader, VALUE_HEAD, 1, self.hf_config.hidden_size)
+        get_tensor = hf_io.with_fresh_head(reader, VALUE_HEAD, 1, self.hf_config.hidden_size)
         converter.load_hf(self.model, self.hf_config, get_tensor)
 
     def compute_values(self, view: BatchView, column: str) -> PassResult:

@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,18 @@ class HfReader:
             except SafetensorError as error:
                 raise ModelError(f"{path} is damaged: {error}") from error
         return self._handles[path]
+
+
+def with_fresh_head(
+    reader: HfReader, prefix: str, num_outputs: int, hidden_size: int
+) -> Callable[[str], torch.Tensor]:
+    """Tensors of a folder by name; a linear head that it does not have starts at zero."""
+    fresh = {
+        f"{prefix}weight": torch.zeros(num_outputs, hidden_size),
+        f"{prefix}bias": torch.zeros(num_outputs),
+    }
+    missing = set(fresh) - set(reader.names())
+    return lambda name: fresh[name] if name in missing else reader.get_tensor(name)
 
 
 def write_folder(

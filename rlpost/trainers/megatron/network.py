@@ -233,15 +233,3 @@ class Network(ABC):
 
     def parameters_hash(self) -> str:
         return state.parameters_hash(self.model)
-
-
-def with_fresh_head(
-    reader: hf_io.HfReader, prefix: str, num_outputs: int, hidden_size: int
-) -> Callable[[str], torch.Tensor]:
-    """Tensors of a folder by name; a linear head that it does not have starts at zero."""
-    fresh = {
-        f"{prefix}weight": torch.zeros(num_outputs, hidden_size),
-        f"{prefix}bias": torch.zeros(num_outputs),
-    }
-    missing = set(fresh) - set(reader.names())
-    return lambda name: fresh[name] if name in missing else reader.get_tensor(name)
