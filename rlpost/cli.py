@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlpost.errors import ConfigError, RlpostError, StoppedError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Hydra otherwise prints errors its own way and exits with 1 before they can be explained.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 # conf/hydra/launcher/ sets the keys of the launchers' own schemas, which is what is wanted.
@@ -46,6 +48,8 @@ def readable_errors() -> Iterator[None]:
 
         leave(explain(error, sys.argv[1:]), 2)
     except OSError as error:
+        if error.errno in DISK_FULL:
+            leave(f"the disk is full: {error}; free some space or set output_dir elsewhere", 1)
         if not is_of_output_dir(error):
             raise
         leave(str(ConfigError([unwritable(error)])), 2)

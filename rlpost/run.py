@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -122,7 +123,10 @@ def stoppable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def closing(tracker: Tracker, *, then: Callable[[], None]) -> Iterator[None]:
-    """Closes the tracker with FINISHED, FAILED or KILLED, whatever happens inside; `then` calls."""
+    """Closes the tracker with FINISHED, FAILED or KILLED, whatever happens inside; `then` calls.
+
+    What a failed run died of comes before what closing it stumbles over, as on a full disk.
+    """
     status: RunStatus = "FAILED"
     try:
         yield
@@ -131,5 +135,11 @@ def closing(tracker: Tracker, *, then: Callable[[], None]) -> Iterator[None]:
         status = "KILLED"
         raise
     finally:
-        tracker.close(status)
-        then()
+        try:
+            tracker.close(status)
+        except Exception as error:
+            if status == "FINISHED":
+                raise
+            print(f"closing the trackers: {type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            then()
