@@ -46,7 +46,7 @@ def test_what_a_run_died_of_comes_before_what_closing_stumbles_over(
     dismissed: list[int] = []
     with (
         pytest.raises((BudgetError, OSError), match=said),
-        closing(Full(), then=lambda: dismissed.append(1)),  # type: ignore[arg-type]
+        closing(Full(), then=lambda: dismissed.append(1)),
     ):
         if fails:
             raise BudgetError("budget")
