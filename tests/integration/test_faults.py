@@ -121,7 +121,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endings]:
 def message(run: WholeRun) -> str:
     """The one block that stderr ends with."""
     assert "Traceback" not in run.err, run.err
-    return run.err.rstrip().rsplit("\n\n", 1)[-1]
+    return run.err.strip().rsplit("\n\n", 1)[-1]
 
 
 @pytest.mark.parametrize(
