@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+FULL_BYTES = 1 << 22  # what a write that the disk has no room for leaves free, at most
 PARTIAL = ".partial_"  # begins the name of a folder that is not complete yet
 
 
@@ -74,10 +75,12 @@ class Checkpointer:
             # Hashing many gigabytes takes a while, in which other tasks of the driver go on.
             await asyncio.to_thread(self._commit, partial, final, state)
         except Exception as error:
+            # torch says "iostream error" of a full disk.
+            full = "the disk is full: " if is_full(self.directory) else ""
             self._clear()
-            if isinstance(error, OSError):
+            if full or isinstance(error, OSError):
                 raise CheckpointError(
-                    f"{final} can't be written: {error}{_older(final)}"
+                    f"{final} can't be written: {full}{error}{_older(final)}"
                 ) from error
             raise
         return final
@@ -113,6 +116,10 @@ class Checkpointer:
     def _prune(self) -> None:
         for folder in complete(self.directory)[: -self.config.keep_last]:
             shutil.rmtree(folder)
+
+
+def is_full(directory: Path) -> bool:
+    return directory.is_dir() and shutil.disk_usage(directory).free < FULL_BYTES
 
 
 def complete(directory: Path) -> list[Path]:

@@ -1,6 +1,8 @@
 """A checkpoint is complete, or it is refused by name."""
 
 import errno
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +86,20 @@ async def test_a_save_that_fails_leaves_nothing_and_names_the_checkpoint_before(
     with pytest.raises(CheckpointError, match=f"step_000002 can't be written.*No space.*{before}"):
         await writer.save(2, roles={"actor": FullDisk()}, exports={}, state={})
     assert [*tmp_path.iterdir()] == [before]
+
+
+async def test_a_full_disk_is_recognised_behind_other_words(tmp_path, monkeypatch):
+    class Torch(FakeGroup):
+        async def call(self, method, path, *, deadline_s):
+            raise RuntimeError("iostream error")
+
+    config = Checkpointer.Config(save_interval=1, keep_last=2, deadline_s=5.0)
+    save = Checkpointer(config, directory=tmp_path).save
+    with pytest.raises(RuntimeError, match="iostream error"):
+        await save(1, roles={"actor": Torch()}, exports={}, state={})
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(CheckpointError, match="the disk is full: iostream error"):
+        await save(1, roles={"actor": Torch()}, exports={}, state={})
 
 
 @pytest.mark.parametrize(
