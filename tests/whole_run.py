@@ -161,9 +161,7 @@ class WholeRun:
         except (OSError, ProcessLookupError):
             return False
         zombie = stat.rsplit(")", 1)[1].split()[0] == "Z"
-        marked = f"{MARK}={self._mark}".encode() in environment
-        # Ray's agents write their names over their environment.
-        return not zombie and (marked or _output_of(pid).startswith(f"{self.temp_dir}/"))
+        return f"{MARK}={self._mark}".encode() in environment and not zombie
 
     def workers(self) -> list[int]:
         """Those of `processes` that write to a worker's log."""
