@@ -1,7 +1,11 @@
-"""A Ray of our own over two nodes ends with all its processes: real `ray start`, once."""
+"""A Ray of our own over two nodes ends with all its processes: real `ray start`, once.
+
+In a process of its own, as Ray reads the token with which a cluster is joined once in a process.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -9,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,13 +31,9 @@ OPTIONS = ("cluster=slurm", "cluster.num_cpus_per_node=1", "cluster.object_store
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     """Of temporary files. Ray's unix sockets lie below it, so its path is short."""
     made = Path(tempfile.mkdtemp(prefix="ends-"))
-    monkeypatch.setattr(tempfile, "tempdir", str(made))
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)  # what the run sets goes after the test
     yield made
     shutil.rmtree(made)
 
@@ -56,10 +57,17 @@ def raylet(folder: Path) -> int:
 
 def test_nothing_is_left_of_two_nodes_of_which_one_hangs(folder: Path, tmp_path: Path) -> None:
     """A raylet that does not answer in time is killed, and leaves its agents behind."""
-    leader, lender = node(0, tmp_path), node(1, tmp_path)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        process.submit(two_nodes_of_which_one_hangs, folder, tmp_path).result(150)
+
+
+def two_nodes_of_which_one_hangs(folder: Path, log_dir: Path) -> None:
+    tempfile.tempdir = str(folder)
+    leader, lender = node(0, log_dir), node(1, log_dir)
 
     def lend() -> None:
-        with joined(tmp_path / "job-7.0.0.json", 30.0) as guest:
+        with joined(log_dir / "job-7.0.0.json", 30.0) as guest:
             lender._join(guest.ray_address() or "", guest)
 
     thread = threading.Thread(target=lend, daemon=True)
@@ -69,7 +77,7 @@ def test_nothing_is_left_of_two_nodes_of_which_one_hangs(folder: Path, tmp_path:
             thread.start()
             end = time.monotonic() + 60
             while len(leader.nodes()) < 2:
-                assert time.monotonic() < end, (tmp_path / "node-1.log").read_text()
+                assert time.monotonic() < end, (log_dir / "node-1.log").read_text()
                 time.sleep(0.2)
             (lent,) = set(folder.glob("rlpost-ray-*")) - {own}
             os.kill(raylet(lent), signal.SIGSTOP)
