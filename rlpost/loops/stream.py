@@ -10,8 +10,8 @@ At dispatch: group number n (of those that were not dropped) will be trained in 
 Batches that make no policy version (of the critic only, or of a run that trains no policy) count
 like the others: it is also what bounds the groups in flight.
 Groups overtake each other, so the bound is checked again at consumption: `drop` evicts a group that
-is too old and draws another; `wait` lets the trainer wait for running groups that would be too old
-after the update that follows the batch.
+is too old and draws another; `wait` lets the trainer wait for running groups while those that a
+batch would leave are more than the batches in which they can still be used.
 """
 
 from __future__ import annotations
@@ -131,14 +131,24 @@ class RolloutStream:
         self._evict()
         if len(self._ready) < self.settings.prompts_per_step:
             return False
-        s = self.settings
-        update_follows = (step + 1) % s.update_weights_interval == 0
-        # Bound 0 waits in any case: its batches are those of the sync loop.
-        if s.on_stale == "drop" or (s.max_staleness and not update_follows):
+        if not self._started_at:
             return True
-        oldest = self.version - s.max_staleness
-        waited_for = [key for key, version in self._started_at.items() if version <= oldest]
-        return not waited_for
+        if self.settings.max_staleness == 0:  # its batches are those of the sync loop
+            return False
+        return self.settings.on_stale == "drop" or self._rest_in_time(step)
+
+    def _rest_in_time(self, step: int) -> bool:
+        """Whether batches enough follow for what this one leaves, before that is too old."""
+        s = self.settings
+        ready = sorted(item.group.oldest_version for item in self._ready)
+        left = [*ready[s.prompts_per_step :], *self._started_at.values()]
+        same_version = s.update_weights_interval - 1 - step % s.update_weights_interval
+        for more in range(s.max_staleness + 1):  # versions until the oldest of these are too old
+            oldest = self.version - s.max_staleness + more
+            batches = same_version + more * s.update_weights_interval
+            if sum(version <= oldest for version in left) > batches * s.prompts_per_step:
+                return False
+        return True
 
     def _evict(self) -> None:
         oldest = self.version - self.settings.max_staleness

@@ -136,11 +136,24 @@ async def test_a_bound_above_zero_is_used():
     assert max(staleness) > 0
 
 
-async def test_waiting_evicts_nothing():
+@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("bound", [1, 2, 4])
+async def test_waiting_evicts_nothing(bound, interval):
     engines = Engines(seconds=long_tailed)
-    batches, _ = await train(stream_of(engines, on_stale="wait"), engines)
+    stream = stream_of(engines, max_staleness=bound, on_stale="wait", interval=interval)
+    batches, _ = await train(stream, engines, interval=interval)
     assert not any(batch.dropped for batch in batches)
     assert engines.ledger.counts["evicted"] == 0
+
+
+async def test_waiting_leaves_no_more_old_groups_than_batches_that_can_use_them():
+    """Twelve groups of version 0 have three batches; newer ones are ready before eight of them."""
+    engines = Engines(seconds=lambda key: 0.05 if 4 <= int(key[1:-2]) < 12 else 0.0)
+    stream = stream_of(engines, max_staleness=2, on_stale="wait", num_steps=6)
+    batches, _ = await train(stream, engines, num_steps=6)
+    assert engines.ledger.counts["evicted"] == 0
+    used = [sum(engines.versions[g.prompt_key] == 0 for g in batch.groups) for batch in batches]
+    assert sum(used[:3]) == 12
 
 
 async def test_a_run_resumed_between_two_updates_evicts_nothing():
